@@ -1,0 +1,1 @@
+"""Scores: `evaluate.Metric` modules that load by path, without a network."""
