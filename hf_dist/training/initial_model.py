@@ -1,0 +1,95 @@
+"""The model before the first step, the same on every engine and rank.
+
+A model built from a config draws its weights from the random state, and draws others under ZeRO-3's
+zero.Init. So it is initialised once, by one process a node, saved to the cache, and loaded from there
+by everyone through `from_pretrained`, which also partitions it under ZeRO-3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_dist.config import ModelConfig
+from hf_dist.data.cache import build_once, cache_dir, key_of
+from hf_dist.errors import ConfigError
+
+_DROPOUT_WORDS = ("dropout", "drop", "pdrop")
+
+
+def set_dropout(config: PretrainedConfig, probability: float) -> list[str]:
+    """Sets every dropout probability of a model's config; returns the names that were set.
+
+    A field counts where a word of its name is a dropout word and its value is a probability
+    (`hidden_dropout_prob`, `attn_pdrop`, `dropout`, `classifier_dropout`, `layerdrop` ...).
+
+    Raises:
+        ConfigError: If the config has no such field.
+    """
+    names = []
+    for name, value in config.to_dict().items():
+        words = name.lower().split("_")
+        is_dropout = any(word in _DROPOUT_WORDS or word.endswith("dropout") or word.endswith("layerdrop") for word in words)
+        if is_dropout and (value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))):
+            if value is None and name != "classifier_dropout":
+                continue
+            setattr(config, name, probability)
+            names.append(name)
+    if not names:
+        raise ConfigError(
+            f"--dropout {probability}: the config of {config.model_type} has no dropout probability; drop the flag"
+        )
+    return names
+
+
+def _initialise(config: PretrainedConfig, auto_class: Any, seed: int, folder: Path) -> None:
+    # The caller's random state is left as it was: who initialises must not differ from who only loads.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto_class.from_config(config)
+    model.save_pretrained(folder)
+
+
+def initial_model_folder(config: PretrainedConfig, auto_class: Any, seed: int) -> Path:
+    """Returns the cached folder of the model drawn from `config` with `seed`, making it if needed."""
+    key = key_of(
+        auto_class.__name__, seed, torch.__version__, transformers.__version__, config.to_json_string()
+    )
+    return build_once(
+        cache_dir() / "models" / f"{config.model_type}-{key}",
+        lambda folder: _initialise(config, auto_class, seed, folder),
+    )
+
+
+def load_model(
+    config: PretrainedConfig, auto_class: Any, model: ModelConfig, *, seed: int, options: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
+    """Loads the model that training starts from.
+
+    Must be called after TrainingArguments exist, or ZeRO-3 does not partition it (transformers 5.24 reads
+    the DeepSpeed config from a global that TrainingArguments sets).
+
+    Raises:
+        ConfigError: If the named model can't be loaded for this task.
+    """
+    if model.model_name_or_path is None:
+        folder = initial_model_folder(config, auto_class, seed)
+        return auto_class.from_pretrained(folder, config=config)
+    try:
+        return auto_class.from_pretrained(
+            model.model_name_or_path,
+            config=config,
+            revision=model.model_revision,
+            trust_remote_code=model.trust_remote_code,
+            **(options or {}),
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"--model_name_or_path {model.model_name_or_path} can't be loaded as {auto_class.__name__}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error

@@ -1,0 +1,142 @@
+"""A recipe that is ready to run, and what it leaves in its output folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from datasets import Dataset, DatasetDict
+from rich.console import Console
+from rich.table import Table
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import get_last_checkpoint
+
+from hf_dist.batching.plan import Plan
+from hf_dist.config import DataConfig, ModelConfig, RunConfig
+from hf_dist.training import engine as engines
+from hf_dist.training import output
+from hf_dist.training.callbacks import BeforeFirstStep
+from hf_dist.training.spec import TaskSpec
+from hf_dist.training.trainer import ExactTrainer
+
+logger = logging.getLogger("hf_dist")
+
+
+class RecipeTask(TaskSpec, Protocol):
+    """What a task adds to the Trainer's view of it: where its data, tokenizer and model come from."""
+
+    name: str
+    auto_class: Any
+
+    def load(self, data: DataConfig, model: ModelConfig) -> DatasetDict:
+        """Loads and checks the raw splits."""
+
+    def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
+        """Loads or trains the tokenizer."""
+
+    def model_config(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> PretrainedConfig:
+        """Makes the model's config; `load` has run."""
+
+    def encode(
+        self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig
+    ) -> tuple[DatasetDict, dict[str, int]]:
+        """Tokenises; returns the data sets and how many rows of each split were truncated."""
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """Everything that a run is made of; `run` does what the config says."""
+
+    task: RecipeTask
+    config: RunConfig
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    datasets: DatasetDict
+    collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    plan: Plan | None
+    trainer: ExactTrainer
+    output_dir: Path
+
+    def run(self) -> dict[str, Any]:
+        """Trains, evaluates and predicts as the config says; returns what all_results.json holds.
+
+        Raises:
+            EngineError: If another engine runs than the one that was asked for.
+        """
+        arguments = self.trainer.args
+        results: dict[str, Any] = {}
+        if arguments.do_train:
+            results.update(self._train())
+        if arguments.do_eval:
+            metrics = self.trainer.evaluate(self._split("validation"))
+            self.trainer.save_metrics("eval", metrics, combined=False)
+            results.update(metrics)
+        if arguments.do_predict:
+            results.update(self._predict())
+        if not arguments.do_train:
+            self._check_engine()
+        results.update(self._facts())
+        if self.trainer.is_world_process_zero():
+            self._write_results(results)
+        if arguments.push_to_hub:
+            self.trainer.push_to_hub()
+        return results
+
+    def _split(self, name: str) -> Dataset:
+        return self.datasets[name]
+
+    def _check_engine(self) -> engines.Engine:
+        engine = engines.read_engine(self.trainer)
+        engines.check_engine(self.config.engine.preset, engine)
+        return engine
+
+    def _train(self) -> dict[str, float]:
+        trainer = self.trainer
+        trainer.add_callback(BeforeFirstStep(self._check_engine))
+        checkpoint = trainer.args.resume_from_checkpoint or get_last_checkpoint(str(self.output_dir))
+        if checkpoint:
+            logger.info("resuming from %s", checkpoint)
+        output_of_training = trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.save_model()
+        trainer.save_state()
+        metrics = {**output_of_training.metrics, **trainer.throughput_metrics()}
+        trainer.save_metrics("train", metrics, combined=False)
+        return metrics
+
+    def _predict(self) -> dict[str, float]:
+        predicted = self.trainer.predict(self._split("test"))
+        self.trainer.save_metrics("predict", predicted.metrics, combined=False)
+        if self.trainer.is_world_process_zero():
+            path = self.output_dir / "predictions.jsonl"
+            with path.open("w", encoding="utf-8") as lines:
+                for row, prediction in enumerate(predicted.predictions):
+                    shown = self.task.describe(prediction)
+                    lines.write(json.dumps({"row": row, "prediction": shown}, ensure_ascii=False) + "\n")
+            logger.info("predictions: %s", path)
+        return predicted.metrics
+
+    def _facts(self) -> dict[str, Any]:
+        engine = engines.read_engine(self.trainer)
+        return {"world_size": engine.world_size, "engine": engine.name}
+
+    def _write_results(self, results: dict[str, Any]) -> None:
+        output.write_run_file(
+            self.output_dir,
+            recipe=self.task.name,
+            config=self.config,
+            seed=self.trainer.args.seed,
+            engine=results["engine"],
+            world_size=results["world_size"],
+        )
+        output.write_json(self.output_dir / output.FINISHED_FILE, results)
+        table = Table(show_header=False, box=None)
+        for name in sorted(results):
+            value = results[name]
+            table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+        console = Console()
+        console.print(table)
+        console.print(f"results: {self.output_dir}", soft_wrap=True)

@@ -1,0 +1,251 @@
+"""From a task and a config to a trained model: the order of a run.
+
+config -> engine's environment -> data and tokens (no process group yet) -> plan -> TrainingArguments
+-> model -> Trainer -> train. TrainingArguments come after the plan, since DeepSpeed keeps the
+accumulation it was built with, and before the model, since zero.Init reads a global that they set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from datasets import DatasetDict
+from transformers import (
+    EarlyStoppingCallback,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from hf_dist.batching.cost import attention_weight
+from hf_dist.batching.lengths import lengths_of
+from hf_dist.batching.plan import Plan
+from hf_dist.batching.report import PlanReport
+from hf_dist.config import RunConfig
+from hf_dist.errors import ConfigError, DataError, exit_on_error
+from hf_dist.training import engine as engines
+from hf_dist.training import output
+from hf_dist.training.callbacks import ProgressBar
+from hf_dist.training.flags import parse
+from hf_dist.training.initial_model import load_model, set_dropout
+from hf_dist.training.recipe import Recipe, RecipeTask
+from hf_dist.training.steps import make_plan, planned_arguments, total_steps
+from hf_dist.training.trainer import ExactTrainer
+
+logger = logging.getLogger("hf_dist")
+
+
+def _log_on_rank_0() -> None:
+    """Our own log goes to stderr from rank 0; libraries stay at their warnings."""
+    logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+def _modes(config: RunConfig) -> RunConfig:
+    """Without --do_train, --do_eval and --do_predict a recipe trains and evaluates."""
+    arguments = dict(config.training_arguments)
+    if not any(arguments.get(name) for name in ("do_train", "do_eval", "do_predict")):
+        arguments.update(do_train=True, do_eval=True)
+    if not arguments.get("do_train") and config.model.model_name_or_path is None:
+        raise ConfigError(
+            "--do_eval and --do_predict alone need a trained model; name it with --model_name_or_path"
+        )
+    if not arguments.get("do_train"):
+        # Nothing is trained, so nothing is evaluated or saved on the way.
+        arguments.update(eval_strategy="no", save_strategy="no", load_best_model_at_end=False)
+    return dataclasses.replace(config, training_arguments=arguments)
+
+
+def _make_arguments(config: RunConfig, extra: Mapping[str, Any], best_metric: str) -> TrainingArguments:
+    values = {**config.training_arguments, **extra}
+    if config.training.early_stopping_patience or values.get("load_best_model_at_end"):
+        values.setdefault("metric_for_best_model", best_metric)
+    # The folder is chosen once all ranks can talk to each other (`_choose_output_dir`).
+    values.setdefault("output_dir", str(output.RUNS_FOLDER))
+    values["logging_nan_inf_filter"] = False
+    try:
+        return TrainingArguments(**values)
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(f"TrainingArguments refuse these settings: {error}") from error
+
+
+def _choose_output_dir(config: RunConfig, name: str, arguments: TrainingArguments) -> Path:
+    """The folder the user named, or the next free one: rank 0 claims it and tells the others."""
+    named = config.training_arguments.get("output_dir")
+    if named is not None:
+        return Path(named)
+    box: list[Any] = [None]
+    if arguments.process_index == 0:
+        box[0] = str(output.claim_next_run(name))
+    if arguments.world_size > 1:
+        torch.distributed.broadcast_object_list(box, src=0)
+    arguments.output_dir = box[0]
+    return Path(box[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """What is known before TrainingArguments, model and process group exist."""
+
+    task: RecipeTask
+    config: RunConfig
+    tokenizer: PreTrainedTokenizerBase
+    model_config: PretrainedConfig
+    datasets: DatasetDict
+    plan: Plan | None
+    world_size: int
+
+
+def _prepare(task: RecipeTask, config: RunConfig) -> _Prepared:
+    """Checks the settings, loads and tokenises the data and plans the steps."""
+    _log_on_rank_0()
+    config = _modes(config)
+    arguments = config.training_arguments
+    if "output_dir" in arguments:
+        output.check_output_dir(arguments["output_dir"], trains=arguments.get("do_train", False))
+    engines.prepare_environment(config.engine.preset)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+
+    raw = task.load(config.data, config.model)
+    for mode, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
+        if arguments.get(mode) and split not in raw:
+            raise DataError(f"--{mode} needs {split} data and there is none; name it with --{split}_file")
+    tokenizer = task.tokenizer(config.data, config.model)
+    model_config = task.model_config(tokenizer, config.model)
+    if config.model.dropout is not None:
+        set_dropout(model_config, config.model.dropout)
+    datasets, truncated = task.encode(raw, tokenizer, config.data)
+    for split, count in truncated.items():
+        if count:
+            logger.info(
+                "%s: %d of %d examples truncated to --max_length %d tokens",
+                split,
+                count,
+                len(datasets[split]),
+                config.data.max_length,
+            )
+    plan = None
+    if arguments.get("do_train"):
+        plan = make_plan(
+            config,
+            lengths_of(datasets["train"]),
+            data_parallel_size=world_size,
+            attention_weight=attention_weight(model_config),
+        )
+        if plan.dropped:
+            logger.info("%d training examples are longer than the cap and were dropped", plan.dropped)
+    return _Prepared(
+        task=task,
+        config=config,
+        tokenizer=tokenizer,
+        model_config=model_config,
+        datasets=datasets,
+        plan=plan,
+        world_size=world_size,
+    )
+
+
+def _print_dry_run(prepared: _Prepared) -> None:
+    config, plan, world_size = prepared.config, prepared.plan, prepared.world_size
+    print(yaml.safe_dump(config.as_dict(), sort_keys=False).rstrip())
+    print()
+    if plan is not None:
+        steps = total_steps(plan, config.training_arguments)
+        print(f"steps: {steps} ({plan.steps_per_epoch} an epoch)")
+        report = PlanReport.of(plan, world_size, plan.accumulation_steps(world_size))
+        for line in report.lines():
+            print(line)
+    print(f"engine: {engines.expected_name(config.engine.preset, world_size)} ({world_size} process(es))")
+
+
+def _assemble(prepared: _Prepared) -> Recipe:
+    """Builds TrainingArguments, then the model, then the Trainer (see the module's docstring)."""
+    task, config, plan = prepared.task, prepared.config, prepared.plan
+    extra = planned_arguments(plan, config, prepared.world_size) if plan is not None else {}
+    accumulation = extra.get("gradient_accumulation_steps", 1)
+    extra.update(engines.training_argument_overrides(config.engine.preset, accumulation))
+    arguments = _make_arguments(config, extra, task.best_metric)
+    output_dir = _choose_output_dir(config, task.name, arguments)
+
+    model = load_model(prepared.model_config, task.auto_class, config.model, seed=arguments.seed)
+    loop = config.training
+    callbacks: list[TrainerCallback] = []
+    if loop.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(loop.early_stopping_patience, loop.early_stopping_threshold))
+    trainer = ExactTrainer(
+        model=model,
+        args=arguments,
+        task=task,
+        plan=plan,
+        train_dataset=prepared.datasets["train"] if plan is not None else None,
+        eval_dataset=prepared.datasets.get("validation"),
+        processing_class=prepared.tokenizer,
+        max_tokens_per_device=config.batching.max_tokens_per_device,
+        pad_to_multiple_of=config.batching.pad_to_multiple_of,
+        loss_normalization=loop.loss_normalization,
+        dump_batches=config.batching.dump_batches,
+        callbacks=callbacks,
+    )
+    # Ours replaces both: the Trainer picks one of the two by disable_tqdm (transformers 5.24).
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(ProgressBar(trainer.counters))
+    return Recipe(
+        task=task,
+        config=config,
+        model=model,
+        tokenizer=prepared.tokenizer,
+        datasets=prepared.datasets,
+        collator=task.collate,
+        plan=plan,
+        trainer=trainer,
+        output_dir=output_dir,
+    )
+
+
+def assemble(task: RecipeTask, config: RunConfig) -> Recipe:
+    """Builds everything a run needs, up to the Trainer; nothing is trained.
+
+    Raises:
+        HfDistError: For bad settings, data or engines, before any of them is half used.
+    """
+    return _assemble(_prepare(task, config))
+
+
+def run_recipe(
+    task: RecipeTask,
+    *,
+    description: str,
+    defaults: Mapping[str, Any],
+    argv: Sequence[str] | None = None,
+) -> None:
+    """The `main` of a recipe: parse, assemble, run; errors a user can act on become one line."""
+
+    def main() -> None:
+        words = sys.argv[1:] if argv is None else argv
+        config = parse(words, recipe=task.name, description=description, defaults=defaults)
+        prepared = _prepare(task, config)
+        if config.training.dry_run:
+            if os.environ.get("RANK", "0") == "0":
+                _print_dry_run(prepared)
+            return
+        _assemble(prepared).run()
+        engines.shutdown()
+
+    exit_on_error(main)

@@ -1,0 +1,91 @@
+"""From settings and lengths to the plan, and from the plan to the Trainer's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hf_dist.batching.plan import ExampleBatching, Plan, TokenBatching
+from hf_dist.config import BatchingConfig, RunConfig
+from hf_dist.errors import ConfigError, DataError
+
+# TrainingArguments' own defaults (transformers 5.24), spelled out since they decide examples_per_step.
+_DEFAULT_BATCH_SIZE = 8
+_DEFAULT_ACCUMULATION = 1
+
+
+def _batching(
+    config: BatchingConfig, arguments: Mapping[str, Any], data_parallel_size: int
+) -> TokenBatching | ExampleBatching:
+    if config.batching == "tokens":
+        return TokenBatching(
+            max_tokens_per_device=config.max_tokens_per_device,
+            tokens_per_step=config.tokens_per_step or config.max_tokens_per_device,
+            pad_to_multiple_of=config.pad_to_multiple_of,
+            window=config.window,
+            too_long=config.too_long,
+        )
+    examples_per_step = (
+        arguments.get("per_device_train_batch_size", _DEFAULT_BATCH_SIZE)
+        * arguments.get("gradient_accumulation_steps", _DEFAULT_ACCUMULATION)
+        * data_parallel_size
+    )
+    return ExampleBatching(
+        examples_per_step=examples_per_step,
+        max_tokens_per_device=config.max_tokens_per_device,
+        pad_to_multiple_of=config.pad_to_multiple_of,
+        window=config.window,
+        too_long=config.too_long,
+    )
+
+
+def make_plan(
+    config: RunConfig, lengths: np.ndarray, *, data_parallel_size: int, attention_weight: float
+) -> Plan:
+    """Builds the plan of a run.
+
+    Args:
+        config: The run's config.
+        lengths: Tokens of each training row, shape (rows,) or (rows, 2) for encoder and decoder.
+        data_parallel_size: Ranks that see different data; only `--batching examples` depends on it.
+        attention_weight: Weight of the quadratic term of a row's cost.
+
+    Raises:
+        DataError: If there is no row to train on, or one is longer than the cap.
+        ConfigError: If the budgets exclude each other.
+    """
+    if len(lengths) == 0:
+        raise DataError("the training data holds no rows; give a data set with at least one")
+    arguments = config.training_arguments
+    seed = arguments.get("data_seed")
+    return Plan.build(
+        lengths,
+        _batching(config.batching, arguments, data_parallel_size),
+        seed=arguments.get("seed", 42) if seed is None else seed,
+        attention_weight=attention_weight,
+        probe_longest_first=config.batching.probe_longest_first,
+    )
+
+
+def planned_arguments(plan: Plan, config: RunConfig, data_parallel_size: int) -> dict[str, Any]:
+    """The TrainingArguments that follow from the plan.
+
+    `per_device_train_batch_size` does not size any batch here; it is the mean number of rows of a
+    micro-batch, so that what the Trainer, DeepSpeed and trackers report of it is right.
+    """
+    accumulation = plan.accumulation_steps(data_parallel_size)
+    rows = max(1, round(plan.mean_rows_per_step / (accumulation * data_parallel_size)))
+    return {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": rows}
+
+
+def total_steps(plan: Plan, arguments: Mapping[str, Any], default_epochs: float = 3.0) -> int:
+    """Optimizer steps of the whole run, as the Trainer counts them."""
+    max_steps = int(arguments.get("max_steps", -1))
+    if max_steps > 0:
+        return max_steps
+    epochs = float(arguments.get("num_train_epochs", default_epochs))
+    if epochs <= 0:
+        raise ConfigError(f"--num_train_epochs is {epochs}; it must be positive")
+    return int(np.ceil(epochs * plan.steps_per_epoch))

@@ -1,0 +1,55 @@
+"""Classify texts: single texts or pairs, one label each.
+
+On built-in data (docstrings of the standard library, labelled with the module they come from):
+
+    accelerate launch recipes/text_classification.py
+
+On your own, with a model from the hub:
+
+    accelerate launch recipes/text_classification.py --model_name_or_path distilbert-base-uncased
+        --train_file train.csv --validation_file dev.csv --max_tokens_per_device 16384
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_dist.config import RunConfig
+from hf_dist.tasks.text_classification import TextClassification
+from hf_dist.training.flags import make_config
+from hf_dist.training.recipe import Recipe
+from hf_dist.training.runner import assemble, run_recipe
+
+DEFAULTS: dict[str, Any] = {
+    "max_length": 128,
+    "max_tokens_per_device": 4096,
+    "learning_rate": 1e-3,
+    "num_train_epochs": 6.0,
+    "warmup_steps": 0.1,
+    "logging_steps": 10,
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "save_total_limit": 2,
+}
+
+
+def build(config: RunConfig | None = None, **settings: Any) -> Recipe:
+    """Builds the recipe without running it: `build(max_steps=50).run()`.
+
+    Args:
+        config: A whole config, as `hf_dist.training.flags.parse` makes it.
+        **settings: Instead of one, flags by their flat names, over this recipe's defaults.
+
+    Raises:
+        HfDistError: For settings or data that can't be trained on.
+    """
+    return assemble(TextClassification(), config or make_config(DEFAULTS, **settings))
+
+
+def main() -> None:
+    """Runs the recipe from the command line."""
+    run_recipe(TextClassification(), description=__doc__ or "", defaults=DEFAULTS)
+
+
+if __name__ == "__main__":
+    main()
