@@ -45,7 +45,11 @@ class ProgressBar(TrainerCallback):
         self._started = time.perf_counter()
         if state.is_world_process_zero and sys.stderr.isatty() and not args.disable_tqdm:
             self._bar = tqdm(
-                total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True, desc="training"
+                total=state.max_steps,
+                initial=state.global_step,
+                unit="step",
+                dynamic_ncols=True,
+                desc="training",
             )
 
     def on_step_end(

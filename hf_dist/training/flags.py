@@ -19,9 +19,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from hf_dist.config import BLOCKS, RunConfig
 from hf_dist.errors import ConfigError, nearest
 
-_OWN_FIELDS = {
-    field.name: block for block, owner in BLOCKS.items() for field in dataclasses.fields(owner)
-}
+_OWN_FIELDS = {field.name: block for block, owner in BLOCKS.items() for field in dataclasses.fields(owner)}
 _ARGUMENTS = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
 _CHECKPOINT_PREFIXES = ("save_", "hub_", "push_to_hub", "load_best_", "metric_for_best", "greater_is_better")
 _TRACKING_PREFIXES = ("log_", "logging_", "report_to", "run_name", "project", "trackio_", "disable_tqdm")
@@ -29,7 +27,7 @@ _TRACKING_PREFIXES = ("log_", "logging_", "report_to", "run_name", "project", "t
 # Fields of TrainingArguments that would have no effect here, or would undo what the plan promises.
 _REFUSED = {
     "deepspeed": "name the JSON file with --preset instead",
-    "fsdp": "FSDP is not supported yet; the zero3 preset shards parameters, gradients and optimizer state",
+    "fsdp": "FSDP is not supported yet; --preset zero3 shards parameters, gradients and optimizer state",
     "fsdp_config": "FSDP is not supported yet; use --preset zero3",
     "auto_find_batch_size": "it would change the plan of the batches; lower --max_tokens_per_device instead",
     "train_sampling_strategy": "batches come from the plan (--batching, --window)",
@@ -85,7 +83,7 @@ def _make_parser(recipe: str, description: str, defaults: Mapping[str, Any]) -> 
     parser.add_argument("--config", help="YAML file with the run's settings in blocks.")
     for action in parser._actions:
         if action.dest in defaults:
-            action.help = f"{action.help or ''} (this recipe's default: {defaults[action.dest]})"
+            action.default = defaults[action.dest]
         if action.dest in _REFUSED:
             action.help = argparse.SUPPRESS
         # Hyphens work as underscores do; the help names each flag once.
@@ -97,15 +95,13 @@ def _make_parser(recipe: str, description: str, defaults: Mapping[str, Any]) -> 
 
 def _parse_flat(parser: _Parser, argv: Sequence[str]) -> dict[str, Any]:
     """Returns only what `argv` names, converted by the types of the fields."""
-    # Defaults are taken away only now: `--help` needs them, the merge must not see them.
-    shown = [(action, action.default) for action in parser._actions]
-    try:
-        for action in parser._actions:
-            action.default = argparse.SUPPRESS
-        namespace, rest = parser.parse_known_args(list(argv))
-    finally:
-        for action, default in shown:
-            action.default = default
+    if "-h" in argv or "--help" in argv:
+        parser.print_help()
+        parser.exit()
+    # Defaults are taken away only now: `--help` shows them, the merge must not see them.
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    namespace, rest = parser.parse_known_args(list(argv))
     if rest:
         known = [*_OWN_FIELDS, *_ARGUMENTS, "config"]
         unknown = [word for word in rest if word.startswith("-")] or rest

@@ -34,8 +34,12 @@ def set_dropout(config: PretrainedConfig, probability: float) -> list[str]:
     names = []
     for name, value in config.to_dict().items():
         words = name.lower().split("_")
-        is_dropout = any(word in _DROPOUT_WORDS or word.endswith("dropout") or word.endswith("layerdrop") for word in words)
-        if is_dropout and (value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))):
+        is_dropout = any(
+            word in _DROPOUT_WORDS or word.endswith("dropout") or word.endswith("layerdrop") for word in words
+        )
+        if is_dropout and (
+            value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+        ):
             if value is None and name != "classifier_dropout":
                 continue
             setattr(config, name, probability)
@@ -67,7 +71,12 @@ def initial_model_folder(config: PretrainedConfig, auto_class: Any, seed: int) -
 
 
 def load_model(
-    config: PretrainedConfig, auto_class: Any, model: ModelConfig, *, seed: int, options: Mapping[str, Any] | None = None
+    config: PretrainedConfig,
+    auto_class: Any,
+    model: ModelConfig,
+    *,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Loads the model that training starts from.
 

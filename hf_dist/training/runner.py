@@ -171,16 +171,16 @@ def _print_dry_run(prepared: _Prepared) -> None:
         report = PlanReport.of(plan, world_size, plan.accumulation_steps(world_size))
         for line in report.lines():
             print(line)
-    print(f"engine: {engines.expected_name(config.engine.preset, world_size)} ({world_size} process(es))")
+    print(f"engine: {engines.expected_engine(config.engine.preset).name} ({world_size} process(es))")
 
 
 def _assemble(prepared: _Prepared) -> Recipe:
     """Builds TrainingArguments, then the model, then the Trainer (see the module's docstring)."""
     task, config, plan = prepared.task, prepared.config, prepared.plan
     extra = planned_arguments(plan, config, prepared.world_size) if plan is not None else {}
-    accumulation = extra.get("gradient_accumulation_steps", 1)
-    extra.update(engines.training_argument_overrides(config.engine.preset, accumulation))
+    extra.update(engines.training_argument_overrides(config.engine.preset))
     arguments = _make_arguments(config, extra, task.best_metric)
+    engines.start_communication(config.engine.preset)
     output_dir = _choose_output_dir(config, task.name, arguments)
 
     model = load_model(prepared.model_config, task.auto_class, config.model, seed=arguments.seed)
