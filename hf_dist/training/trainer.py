@@ -1,0 +1,240 @@
+"""The Trainer whose optimizer steps do not depend on how they are split.
+
+transformers 5.24 hands `num_items_in_batch` to models of which most ignore it, so that the gradient comes
+out multiplied by world size x accumulation (transformers issue 47688). Here the loss is weighed before it
+reaches the backward pass, for every kind of head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
+
+from hf_dist.batching.plan import Plan, TokenBatching
+from hf_dist.batching.sampler import BATCH_KEY, BatchKey, PlannedBatchSampler
+from hf_dist.config import Normalization
+from hf_dist.errors import ConfigError, DataError
+from hf_dist.training.batch_log import BatchLog
+from hf_dist.training.counters import TokenCounters
+from hf_dist.training.evaluation import EvaluatingTrainer
+from hf_dist.training.loss import count_or_zero, items_per_row
+from hf_dist.training.spec import TaskSpec
+
+
+class ExactTrainer(EvaluatingTrainer):
+    """Trains by a plan; the loss of a step is (sum over items) / (items), however the step is split.
+
+    Args:
+        model: The model.
+        args: Arguments; `gradient_accumulation_steps` must be what the plan says for this many ranks.
+        task: What is trained.
+        plan: The steps, or None for evaluation and prediction only.
+        train_dataset: The rows that the plan numbers.
+        max_tokens_per_device: Hard cap on the computed tokens of a forward pass in evaluation.
+        pad_to_multiple_of: Rows are padded to a multiple of this many tokens (by the task's collator).
+        loss_normalization: "step" divides by the step's own items; "mean" by the plan's mean items a
+            step, so that over an epoch every item weighs the same although steps hold different numbers.
+            Default: "mean" for token budgets and rows that hold a fixed number of items, else "step".
+        class_weights: Factor of an item's loss by its class.
+        dump_batches: File for one JSON line per rank and micro-batch.
+        others: What `Trainer` takes by the same names.
+
+    Attributes:
+        counters: Token counts of the training so far.
+
+    Raises:
+        ConfigError: If the arguments, the plan and the normalization disagree.
+        DataError: If the plan is for another number of rows than the data set holds.
+    """
+
+    # Read by `Trainer.training_step`: don't divide by the accumulation, the loss already is a share.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        args: TrainingArguments,
+        task: TaskSpec,
+        plan: Plan | None,
+        train_dataset: Any = None,
+        max_tokens_per_device: int,
+        pad_to_multiple_of: int = 1,
+        loss_normalization: Normalization | None = None,
+        class_weights: tuple[float, ...] | None = None,
+        dump_batches: str | None = None,
+        **others: Any,
+    ) -> None:
+        self.plan = plan
+        self.counters = TokenCounters()
+        self._throughput: dict[str, float] = {}
+        self._mean_items = _mean_items(plan, task, loss_normalization)
+        super().__init__(
+            model=model,
+            args=args,
+            task=task,
+            max_tokens_per_device=max_tokens_per_device,
+            pad_to_multiple_of=pad_to_multiple_of,
+            class_weights=class_weights,
+            train_dataset=train_dataset,
+            **others,
+        )
+        self._batch_log = self._make_batch_log(dump_batches)
+        if plan is not None:
+            self._check_plan(plan)
+
+    def _make_batch_log(self, path: str | None) -> BatchLog | None:
+        if path is None:
+            return None
+        return BatchLog(
+            path,
+            rank=self.data_parallel_rank,
+            writes=self.args.process_index % self._replicas == 0,
+            main=self.is_world_process_zero(),
+            barrier=self.accelerator.wait_for_everyone,
+        )
+
+    def _check_plan(self, plan: Plan) -> None:
+        expected = plan.accumulation_steps(self.data_parallel_size)
+        if self.args.gradient_accumulation_steps != expected:
+            raise ConfigError(
+                f"gradient_accumulation_steps is {self.args.gradient_accumulation_steps}; the plan needs "
+                f"{expected} on {self.data_parallel_size} data-parallel ranks: derive it from the plan"
+            )
+        if self.train_dataset is None or len(self.train_dataset) != plan.rows:
+            held = "no data set" if self.train_dataset is None else f"{len(self.train_dataset)} rows"
+            raise DataError(
+                f"the plan is for {plan.rows} rows and the Trainer has {held}; build both from one"
+            )
+
+    # ---- Batches ----
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The plan's batches of this rank.
+
+        Raises:
+            DataError: If there is no plan.
+        """
+        if self.plan is None:
+            raise DataError("there is no plan to train by; build one from the training data's lengths")
+        sampler = PlannedBatchSampler(
+            self.plan,
+            data_parallel_rank=self.data_parallel_rank,
+            data_parallel_size=self.data_parallel_size,
+        )
+        return self._make_loader(self.train_dataset, sampler, "Training", training=True)
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Mean rows of an optimizer step (what the Trainer reports samples a second by)."""
+        if self.plan is None:
+            return super().get_total_train_batch_size(args)
+        return max(1, round(self.plan.mean_rows_per_step))
+
+    # ---- One step ----
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
+    ) -> tuple[nn.Module, DataLoader]:
+        if self.deepspeed is not None and self.optimizer is None:
+            # An evaluation before the training left an engine without an optimizer (ZeRO-3).
+            self.deepspeed = None
+            self.model_wrapped = self.model
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        self._probe_loss(self.train_dataset)
+        self.counters.reset()
+        if self._batch_log is not None and self.plan is not None:
+            self._batch_log.start(*divmod(self.state.global_step, self.plan.steps_per_epoch))
+        return prepared
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
+        """Items of the whole step, over all ranks and accumulation steps (a scalar, int64)."""
+        keys: list[BatchKey] = [batch[BATCH_KEY] for batch in batch_samples]
+        computed = sum(key.computed_tokens for key in keys)
+        local = torch.tensor(
+            [sum(key.items for key in keys), sum(key.real_tokens for key in keys), computed],
+            dtype=torch.int64,
+            device=device,
+        )
+        total = self.accelerator.reduce(local, "sum").to(torch.int64) // self._replicas
+        self.counters.add(total[1:], computed)
+        return total[0]
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Runs forward and backward; returns what the log adds up to sum / own items of the step."""
+        if self._batch_log is not None:
+            self._batch_log.write(inputs[BATCH_KEY])
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._mean_items is None or num_items_in_batch is None:
+            return loss
+        return loss * (self._mean_items / torch.as_tensor(num_items_in_batch).clamp(min=1))
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The micro-batch's share of the step's loss, or its own mean where no count is given.
+
+        DDP and DeepSpeed average gradients over the ranks, so the share is multiplied by their number.
+        """
+        batch = dict(inputs)
+        key: BatchKey | None = batch.pop(BATCH_KEY, None)
+        items = key.items if key is not None else count_or_zero(self.task.items, batch)
+        loss, outputs = self.step_loss.mean(model, batch, items, keep_labels=self._keep_labels)
+        if num_items_in_batch is not None:
+            whole = self._mean_items or torch.as_tensor(num_items_in_batch).clamp(min=1)
+            loss = loss * (items * self.data_parallel_size / whole)
+        return (loss, outputs) if return_outputs else loss
+
+    # ---- The end ----
+
+    def throughput_metrics(self) -> dict[str, float]:
+        """`train_tokens_per_second`, `padding_efficiency` and `rank_imbalance` of the last training."""
+        return dict(self._throughput)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs; the summary at the end of training (the one with a runtime) gets the token counts."""
+        if "train_runtime" in logs:
+            mine = torch.tensor([self.counters.rank_computed_tokens], device=self.args.device)
+            by_rank = self.accelerator.gather(mine)[:: self._replicas]
+            self._throughput = self.counters.metrics(by_rank, logs["train_runtime"])
+            logs.update(self._throughput)
+        super().log(logs, start_time)
+
+    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any:
+        result = super()._finalize_training(trial, num_train_samples, start_time)
+        if self._batch_log is not None:
+            self._batch_log.join()
+        return result
+
+
+def _mean_items(plan: Plan | None, task: TaskSpec, normalization: Normalization | None) -> float | None:
+    """The constant that "mean" divides by, or None for "step".
+
+    Raises:
+        ConfigError: If "mean" is asked for where a row's number of items isn't fixed.
+    """
+    per_row = items_per_row(task.items)
+    if plan is None:
+        return None
+    if normalization is None:
+        mean = per_row is not None and isinstance(plan.batching, TokenBatching)
+        normalization = "mean" if mean else "step"
+    if normalization == "step":
+        return None
+    if per_row is None:
+        raise ConfigError(
+            "loss_normalization is mean, but this task's rows hold different numbers of items; use step"
+        )
+    return plan.mean_rows_per_step * per_row
