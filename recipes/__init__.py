@@ -1,1 +1,1 @@
-"""Recipes: one file a task, runnable with `accelerate launch` and importable (`from recipes.X import build`)."""
+"""Recipes: one file a task, runnable by `accelerate launch` and importable."""

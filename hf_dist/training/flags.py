@@ -21,6 +21,7 @@ from hf_dist.errors import ConfigError, nearest
 
 _OWN_FIELDS = {field.name: block for block, owner in BLOCKS.items() for field in dataclasses.fields(owner)}
 _ARGUMENTS = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+_YAML_BLOCKS = (*BLOCKS, "checkpoint", "tracking")
 _CHECKPOINT_PREFIXES = ("save_", "hub_", "push_to_hub", "load_best_", "metric_for_best", "greater_is_better")
 _TRACKING_PREFIXES = ("log_", "logging_", "report_to", "run_name", "project", "trackio_", "disable_tqdm")
 
@@ -130,6 +131,27 @@ def _as_arguments(name: str, value: Any) -> list[str]:
     return [f"--{name}={value}"]
 
 
+def _block_problem(block: str, values: Any) -> str | None:
+    if block not in _YAML_BLOCKS:
+        owner = block_of(block)
+        hint = f" (it is a key of the block {owner})" if owner else nearest(block, _YAML_BLOCKS)
+        return f"unknown block {block}{hint}; expected one of {', '.join(_YAML_BLOCKS)}"
+    if values is not None and not isinstance(values, dict):
+        return f"the block {block} holds {values!r}; expected keys with values"
+    return None
+
+
+def _key_problem(block: str, name: str) -> str | None:
+    owner = block_of(name)
+    if owner == block:
+        return None
+    if owner is not None:
+        return f"the key {name} stands in the block {block}; it belongs to {owner}"
+    names = [*_OWN_FIELDS, *_ARGUMENTS]
+    hint = nearest(name, [key for key in names if block_of(key) == block]) or nearest(name, names)
+    return f"unknown key {name} in the block {block}{hint}"
+
+
 def _read_yaml(path: Path, parser: _Parser) -> dict[str, Any]:
     try:
         blocks = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -139,29 +161,19 @@ def _read_yaml(path: Path, parser: _Parser) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: not UTF-8 at byte {error.start}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path}: not valid YAML: {error}") from None
-    known_blocks = [*BLOCKS, "checkpoint", "tracking"]
     if blocks is None:
         return {}
     if not isinstance(blocks, dict):
-        raise ConfigError(f"--config {path}: expected blocks ({', '.join(known_blocks)}) with keys in them")
-    problems, arguments = [], []
+        raise ConfigError(f"--config {path}: expected blocks ({', '.join(_YAML_BLOCKS)}) with keys in them")
+    problems: list[str] = []
+    arguments: list[str] = []
     for block, values in blocks.items():
-        if block not in known_blocks:
-            owner = block_of(str(block))
-            hint = f" (it is a key of the block {owner})" if owner else nearest(str(block), known_blocks)
-            problems.append(f"unknown block {block}{hint}; expected one of {', '.join(known_blocks)}")
-            continue
-        if values is not None and not isinstance(values, dict):
-            problems.append(f"the block {block} holds {values!r}; expected keys with values")
+        if problem := _block_problem(str(block), values):
+            problems.append(problem)
             continue
         for name, value in (values or {}).items():
-            owner = block_of(str(name))
-            if owner is None:
-                known = [key for key in (*_OWN_FIELDS, *_ARGUMENTS) if block_of(key) == block]
-                hint = nearest(str(name), known) or nearest(str(name), [*_OWN_FIELDS, *_ARGUMENTS])
-                problems.append(f"unknown key {name} in the block {block}{hint}")
-            elif owner != block:
-                problems.append(f"the key {name} stands in the block {block}; it belongs to {owner}")
+            if problem := _key_problem(str(block), str(name)):
+                problems.append(problem)
             else:
                 arguments += _as_arguments(name, value)
     if problems:

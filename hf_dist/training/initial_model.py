@@ -19,29 +19,25 @@ from hf_dist.config import ModelConfig
 from hf_dist.data.cache import build_once, cache_dir, key_of
 from hf_dist.errors import ConfigError
 
-_DROPOUT_WORDS = ("dropout", "drop", "pdrop")
+
+def _is_dropout(name: str) -> bool:
+    return any(word == "drop" or word.endswith(("dropout", "layerdrop", "pdrop")) for word in name.split("_"))
 
 
 def set_dropout(config: PretrainedConfig, probability: float) -> list[str]:
     """Sets every dropout probability of a model's config; returns the names that were set.
 
-    A field counts where a word of its name is a dropout word and its value is a probability
-    (`hidden_dropout_prob`, `attn_pdrop`, `dropout`, `classifier_dropout`, `layerdrop` ...).
+    A field counts where a word of its name speaks of dropout and its value is a number
+    (`hidden_dropout_prob`, `attn_pdrop`, `dropout`, `classifier_dropout`, `encoder_layerdrop` ...).
 
     Raises:
         ConfigError: If the config has no such field.
     """
     names = []
     for name, value in config.to_dict().items():
-        words = name.lower().split("_")
-        is_dropout = any(
-            word in _DROPOUT_WORDS or word.endswith("dropout") or word.endswith("layerdrop") for word in words
-        )
-        if is_dropout and (
-            value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-        ):
-            if value is None and name != "classifier_dropout":
-                continue
+        is_probability = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # BERT's classifier_dropout is None where it follows hidden_dropout_prob.
+        if _is_dropout(name) and (is_probability or name == "classifier_dropout"):
             setattr(config, name, probability)
             names.append(name)
     if not names:
