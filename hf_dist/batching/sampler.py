@@ -73,9 +73,9 @@ class PlannedBatch:
 
 
 class _Epoch(Protocol):
-    def deal(
-        self, step: int, data_parallel_size: int, accumulation_steps: int
-    ) -> Sequence[Sequence[MicroBatch]]: ...
+    def deal_to_rank(
+        self, step: int, data_parallel_size: int, accumulation_steps: int, rank: int
+    ) -> Sequence[MicroBatch]: ...
 
 
 class _Plan(Protocol):
@@ -134,9 +134,9 @@ class PlannedBatchSampler(Sampler[BatchKey]):
         epoch = self._plan.epoch(number)
         first, offset = divmod(skip, self._accumulation)
         for step in range(first, self._plan.steps_per_epoch):
-            dealt = epoch.deal(step, self._size, self._accumulation)
+            dealt = epoch.deal_to_rank(step, self._size, self._accumulation, self._rank)
             for index in range(offset if step == first else 0, self._accumulation):
-                yield make_key(number, step, index, dealt[index][self._rank])
+                yield make_key(number, step, index, dealt[index])
 
 
 class EvaluationBatchSampler(Sampler[BatchKey]):
@@ -199,6 +199,7 @@ class PlannedCollator:
         self._count = count
 
     def __call__(self, batch: PlannedBatch) -> dict[str, Any]:
+        """Collates a planned batch."""
         collated = dict(self._collate(batch.examples))
         key = batch.key
         if not key.filler:

@@ -104,6 +104,11 @@ class EvaluatingTrainer(Trainer):
     # ---- Facts ----
 
     @property
+    def _network(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
+
+    @property
     def _base_config(self) -> Any:
         return getattr(self.model, "config", None)
 
@@ -150,8 +155,9 @@ class EvaluatingTrainer(Trainer):
         )
         loader: DataLoader = DataLoader(
             PlannedDataset(kept, source=dataset),
-            batch_sampler=sampler,
-            collate_fn=PlannedCollator(collate, functools.partial(count_or_zero, self.task.items)),
+            # torch types a batch as a list of indices; ours is the key that the data set answers to.
+            batch_sampler=sampler,  # type: ignore[arg-type]
+            collate_fn=PlannedCollator(collate, functools.partial(count_or_zero, self.task.items)),  # type: ignore[arg-type]
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
@@ -210,9 +216,9 @@ class EvaluatingTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """The planned batches of a data set (or of the one of that name)."""
-        if isinstance(eval_dataset, str):
-            eval_dataset = self.eval_dataset[eval_dataset]
-        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        chosen: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str) and isinstance(self.eval_dataset, dict):
+            chosen = self.eval_dataset[eval_dataset]
         if chosen is None:
             raise DataError("there is no data to evaluate on; give an eval_dataset")
         return self._evaluation_loader(chosen, "Evaluation")
@@ -235,7 +241,7 @@ class EvaluatingTrainer(Trainer):
             )
             return
         with torch.random.fork_rng(devices=[]):
-            found = self.step_loss.probe(self.model, row, takes_count=self.model_accepts_loss_kwargs)
+            found = self.step_loss.probe(self._network, row, takes_count=self.model_accepts_loss_kwargs)
         # The ranks ran the same row; rank 0 decides all the same.
         self.step_loss.found = found = Probe(*on_main(lambda: (found.mode, found.extras)))
         if self.is_world_process_zero():
@@ -264,9 +270,9 @@ class EvaluatingTrainer(Trainer):
                 self.model_wrapped = self.deepspeed = self.accelerator.prepare(self.model)
             else:
                 # Up to ZeRO-2 every rank holds the whole model: it can run without an engine.
-                self.model.to(self.args.device)
-            return self.model
-        model = self._wrap_model(self.model, training=False)
+                self._network.to(self.args.device)
+            return self._network
+        model = self._wrap_model(self._network, training=False)
         if not self.is_deepspeed_enabled and not self.accelerator._models and model is self.model:
             if self.is_fsdp_enabled:
                 self.model = self.model_wrapped = model = self.accelerator.prepare(model)
@@ -303,8 +309,9 @@ class EvaluatingTrainer(Trainer):
             dtype = torch.float16 if self.args.fp16_full_eval else torch.bfloat16
             model = model.to(dtype=dtype, device=self.args.device)
         model.eval()
-        if hasattr(self.optimizer, "eval") and callable(self.optimizer.eval):
-            self.optimizer.eval()
+        # Schedule-free optimizers evaluate at averaged weights.
+        if callable(switch := getattr(self.optimizer, "eval", None)):
+            switch()
         self.callback_handler.eval_dataloader = dataloader
 
         predicts = not self.args.prediction_loss_only
@@ -313,8 +320,8 @@ class EvaluatingTrainer(Trainer):
         sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
         self._forwards = 0
         for inputs in dataloader:
-            batch = self._prepare_inputs(inputs)
-            key = batch.pop(BATCH_KEY)
+            batch: dict[str, Any] = self._prepare_inputs(inputs)
+            key: BatchKey = batch.pop(BATCH_KEY)
             mean, outputs = self._evaluate_batch(model, batch, key)
             if mean is None:
                 sums[2] += 1
@@ -339,7 +346,10 @@ class EvaluatingTrainer(Trainer):
         if items:
             metrics["loss"] = loss_sum / items
         named = {f"{metric_key_prefix}_{name}": float(value) for name, value in metrics.items()}
-        return EvalLoopOutput(predictions=in_order, label_ids=None, metrics=named, num_samples=rows)
+        predictions_in_order: Any = in_order
+        return EvalLoopOutput(
+            predictions=predictions_in_order, label_ids=None, metrics=named, num_samples=rows
+        )
 
     @torch.no_grad()
     def _evaluate_batch(
@@ -361,14 +371,15 @@ class EvaluatingTrainer(Trainer):
 
 def _check_arguments(args: TrainingArguments) -> None:
     """Refuses what would re-batch the plan behind its back."""
+    accelerator: Any = args.accelerator_config
     refused = [
         name
         for name, is_set in (
             ("auto_find_batch_size", args.auto_find_batch_size),
             ("dataloader_drop_last", args.dataloader_drop_last),
             ("batch_eval_metrics", args.batch_eval_metrics),
-            ("accelerator_config.split_batches", args.accelerator_config.split_batches),
-            ("accelerator_config.dispatch_batches", bool(args.accelerator_config.dispatch_batches)),
+            ("accelerator_config.split_batches", accelerator.split_batches),
+            ("accelerator_config.dispatch_batches", bool(accelerator.dispatch_batches)),
         )
         if is_set
     ]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_dist.errors import ConfigError
 from hf_dist.tasks.items import ExampleItems, Items, SpanItems, TokenItems
@@ -127,7 +127,7 @@ def _cross_entropy_sum(logits: Tensor, labels: Tensor, reshaping: Reshaping) -> 
         raise ConfigError(
             f"{len(weights)} class weights for {logits.shape[-1]} classes; give one weight a class"
         )
-    return F.cross_entropy(
+    return functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
         reduction="sum",
@@ -152,9 +152,9 @@ def _example_sum(logits: Tensor, labels: Tensor, items: ExampleItems, reshaping:
     logits = logits.float().reshape(labels.shape[0], -1)
     targets = labels.reshape(labels.shape[0], -1).to(logits.dtype)
     if items.problem == "regression":
-        losses = F.mse_loss(logits, targets, reduction="none")
+        losses = functional.mse_loss(logits, targets, reduction="none")
     else:
-        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     return losses.mean(dim=1).sum()
 
 
@@ -174,7 +174,7 @@ def sum_over_items(items: Items, outputs: Any, batch: Batch, reshaping: Reshapin
         return _example_sum(logits, labels, items, reshaping)
     if items.shift:
         # The last position predicts nothing. Shifting the labels copies less than slicing the logits.
-        labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     return _cross_entropy_sum(logits, labels, reshaping)
 
 

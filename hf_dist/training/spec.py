@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch
-
 from hf_dist.tasks.items import Items
 
 
@@ -23,11 +21,11 @@ class TaskSpec(Protocol):
         """Name of the score that says which checkpoint is best (without `eval_`)."""
         ...
 
-    def collate(self, examples: list[dict[str, Any]]) -> Mapping[str, torch.Tensor]:
+    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Pads examples into a batch that the model takes, labels included where the examples have them."""
         ...
 
-    def predict(self, outputs: Any, batch: Mapping[str, torch.Tensor]) -> list[Any]:
+    def predict(self, outputs: Any, batch: Mapping[str, Any]) -> list[Any]:
         """One small picklable object for each row of the batch (a class number, a list of tags)."""
         ...
 
