@@ -1,0 +1,108 @@
+"""The command line `hf-dist`.
+
+`hf-dist --help` must answer at once, so this module imports only what argparse needs; each subcommand
+imports its own work when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from hf_dist.errors import ConfigError, exit_on_error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the console script.
+
+    Args:
+        argv: arguments without the program's name; default: those of the process.
+    """
+    arguments = _parser().parse_args(argv)
+    exit_on_error(lambda: arguments.run(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hf-dist", description="Fine-tune Hugging Face models exactly, from one CPU to many GPU nodes."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_presets(commands)
+    return parser
+
+
+def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    presets = commands.add_parser("presets", help="list, show, write and check engine presets")
+    presets.set_defaults(run=_list_presets)
+    actions = presets.add_subparsers(title="actions", metavar="ACTION")
+
+    show = actions.add_parser("show", help="print the DeepSpeed JSON of one preset")
+    show.add_argument("name", metavar="NAME")
+    show.add_argument("--accelerate", action="store_true", help="print its accelerate config instead")
+    show.set_defaults(run=_show_preset)
+
+    write = actions.add_parser("write", help="write all presets as files")
+    write.add_argument("directory", nargs="?", default="ds_configs", metavar="DIR")
+    write.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
+    write.set_defaults(run=_write_presets)
+
+
+def _list_presets(_: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hf_dist.presets import PRESETS
+
+    table = Table(show_lines=True)
+    for column in ("preset", "ZeRO", "offload", "choose it when", "what it costs", "what it needs"):
+        table.add_column(column, no_wrap=column == "preset")
+    for preset in PRESETS.values():
+        parts = [
+            f"{part} to {device}"
+            for part, device in (
+                ("optimizer", preset.offload_optimizer),
+                ("parameters", preset.offload_param),
+            )
+            if device != "none"
+        ]
+        stage = "-" if preset.zero_stage is None else str(preset.zero_stage)
+        table.add_row(preset.name, stage, "\n".join(parts) or "-", preset.choose, preset.costs, preset.needs)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(table)
+
+
+def _show_preset(arguments: argparse.Namespace) -> None:
+    from hf_dist.presets import accelerate_config, as_json, ds_config
+
+    config = ds_config(arguments.name)
+    if arguments.accelerate:
+        sys.stdout.write(accelerate_config(arguments.name))
+    elif config is None:
+        raise ConfigError(
+            f"preset {arguments.name!r} runs without DeepSpeed and has no JSON; "
+            "its accelerate config: hf-dist presets show none --accelerate"
+        )
+    else:
+        sys.stdout.write(as_json(config))
+
+
+def _write_presets(arguments: argparse.Namespace) -> None:
+    from hf_dist.presets import drift, write_files
+
+    if arguments.check:
+        wrong = drift(arguments.directory)
+        for name in wrong:
+            print(f"{arguments.directory}/{name} is out of date")
+        if wrong:
+            print(f"mend: hf-dist presets write {arguments.directory}")
+            sys.exit(1)
+        return
+    for name in write_files(arguments.directory):
+        print(f"wrote {arguments.directory}/{name}")
+
+
+if __name__ == "__main__":
+    main()
