@@ -1,0 +1,196 @@
+"""Cutting ordered rows into micro-batches: as few as the cap allows, or exactly so many, evenly.
+
+A micro-batch is a run of neighbours in an order. With rows in falling order of length its first row is its
+longest, so a cost threshold says at once how many rows fit: `threshold // cost of the first row`. Among
+all ways of forming groups (neighbours or not) whose cost stays under a threshold, taking that many from
+the long end each time needs the fewest groups: the group of the longest row has at most that many rows,
+and nothing is better to join it than the next longest. So the smallest threshold at which the count is met
+gives the smallest possible maximum, and a search over thresholds finds it.
+
+Windows (stretches of rows ordered on their own) are cut side by side, as vectors: a Python loop over the
+micro-batches of one window serves all of them. So are the thresholds tried on a single window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_dist.batching.cost import IntArray, row_cost, row_tokens
+
+Positions = NDArray[np.int64]
+Costs = NDArray[np.float64]
+
+# A threshold that is a cost must not lose a row to rounding.
+_ROUNDING = 1 + 1e-12
+
+
+class Ordered:
+    """Rows in the order they will be cut in.
+
+    Attributes:
+        lengths: padded lengths in that order, (n,) or (n, d). With one part they fall within each window.
+        cap: most computed tokens of a micro-batch of more than one row; None for no cap.
+        bounds: (windows + 1,) offsets; no micro-batch crosses one.
+    """
+
+    def __init__(
+        self,
+        lengths: IntArray,
+        *,
+        cap: int | None,
+        attention_weight: float = 0.0,
+        bounds: Positions | None = None,
+    ) -> None:
+        self.lengths = lengths
+        self.size = len(lengths)
+        self.cap = cap
+        self.attention_weight = attention_weight
+        self.bounds = np.array([0, self.size]) if bounds is None else bounds
+        self.cost = row_cost(lengths, attention_weight)
+        self._one_part = lengths.ndim == 1
+        # Rows as long as this one that the cap allows; only where the first row is the longest.
+        self._cap_rows: IntArray | None = None
+        if cap is not None and self._one_part:
+            self._cap_rows = np.maximum(cap // lengths, 1)
+
+    def largest_cost(self) -> float:
+        """No micro-batch costs more than this, whatever the cut."""
+        if self._cap_rows is not None:
+            return float((self.cost * self._cap_rows).max())
+        return float(row_cost(self.lengths.max(axis=0, keepdims=True), self.attention_weight)[0]) * self.size
+
+    def starts(self, threshold: float | Costs) -> Positions:
+        """First rows of the micro-batches when each is filled up to `threshold` (and the cap), sorted."""
+        limits = np.broadcast_to(np.asarray(threshold, dtype=np.float64), (len(self.bounds) - 1,))
+        found = [position for position, _ in self._walk(self.bounds[:-1], self.bounds[1:], limits)]
+        return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+    def counts(self, threshold: float | Costs) -> Positions:
+        """Number of micro-batches in each window at `threshold` (one number, or one per window)."""
+        limits = np.broadcast_to(np.asarray(threshold, dtype=np.float64), (len(self.bounds) - 1,))
+        return self._count(self.bounds[:-1], self.bounds[1:], limits)
+
+    def counts_of_one_window(self, thresholds: Costs) -> Positions:
+        """Number of micro-batches at each of several thresholds, all rows taken as one window."""
+        zeros = np.zeros(len(thresholds), dtype=np.int64)
+        return self._count(zeros, zeros + self.size, thresholds)
+
+    def _count(self, begin: Positions, ends: Positions, limits: Costs) -> Positions:
+        counts = np.zeros(len(begin), dtype=np.int64)
+        for _, walker in self._walk(begin, ends, limits):
+            counts[walker] += 1
+        return counts
+
+    def _walk(
+        self, begin: Positions, ends: Positions, limits: Costs
+    ) -> Iterator[tuple[Positions, Positions]]:
+        """Yields (first rows, walkers) of the next micro-batch of every walker that has rows left."""
+        walker = np.flatnonzero(ends > begin)
+        position, ends, limits = begin[walker], ends[walker], limits[walker] * _ROUNDING
+        advance = self._rows_that_fit if self._one_part else self._rows_that_fit_in_parts
+        while len(position):
+            yield position, walker
+            position = position + advance(position, ends, limits)
+            alive = position < ends
+            if not alive.all():
+                position, ends, walker, limits = position[alive], ends[alive], walker[alive], limits[alive]
+
+    def _rows_that_fit(self, position: Positions, ends: Positions, limits: Costs) -> Positions:
+        rows = np.minimum(limits / self.cost[position], 2.0**31).astype(np.int64)
+        if self._cap_rows is not None:
+            rows = np.minimum(rows, self._cap_rows[position])
+        return np.maximum(rows, 1)
+
+    def _rows_that_fit_in_parts(self, position: Positions, ends: Positions, limits: Costs) -> Positions:
+        """With several parts the first row is not the longest in each: grow one row at a time, together."""
+        rows = np.ones(len(position), dtype=np.int64)
+        longest = self.lengths[position].astype(np.int64)
+        cap = np.inf if self.cap is None else self.cap
+        growing = np.flatnonzero(position + 1 < ends)
+        while len(growing):
+            longer = np.maximum(longest[growing], self.lengths[position[growing] + rows[growing]])
+            more = rows[growing] + 1
+            fits = more * longer.sum(axis=1) <= cap
+            fits &= more * row_cost(longer, self.attention_weight) <= limits[growing]
+            growing = growing[fits]
+            longest[growing] = longer[fits]
+            rows[growing] += 1
+            growing = growing[position[growing] + rows[growing] < ends[growing]]
+        return rows
+
+
+def shapes(ordered: Ordered, starts: Positions) -> tuple[Positions, Costs]:
+    """(computed tokens, cost) of the micro-batches that begin at `starts` (sorted, the first is row 0)."""
+    if not len(starts):
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    rows = np.diff(starts, append=ordered.size)
+    one_part = ordered.lengths.ndim == 1
+    longest = ordered.lengths[starts] if one_part else np.maximum.reduceat(ordered.lengths, starts)
+    longest = longest.astype(np.int64)
+    return rows * row_tokens(longest), rows * row_cost(longest, ordered.attention_weight)
+
+
+def split_dearest(ordered: Ordered, starts: Positions, count: int) -> Positions:
+    """Halves the dearest micro-batches of more than one row until there are `count` (at most: one a row)."""
+    count = min(count, ordered.size)
+    while len(starts) < count:
+        rows = np.diff(starts, append=ordered.size)
+        cost = shapes(ordered, starts)[1]
+        cost[rows < 2] = -1.0
+        # A few at a time, so that a half can be halved again while it is still the dearest.
+        few = min(count - len(starts), max(1, int((rows > 1).sum()) // 4))
+        dearest = np.argpartition(cost, len(cost) - few)[len(cost) - few :]
+        starts = np.sort(np.concatenate([starts, starts[dearest] + (rows[dearest] + 1) // 2]))
+    return starts
+
+
+def cut_exactly(ordered: Ordered, count: int) -> Positions | None:
+    """Cuts into exactly `count` micro-batches whose largest cost is as small as it can be.
+
+    With several windows each gets its share of the count at one common threshold, and then its own
+    smallest threshold for that share.
+
+    Returns:
+        Sorted first rows of the micro-batches (fewer than `count` only where there are fewer rows), or None
+        where `count` are too few for the cap.
+    """
+    if ordered.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if count >= ordered.size:
+        return np.arange(ordered.size)
+    low = float(ordered.cost.sum()) / count * 0.999
+    high = max(low, ordered.largest_cost())
+    if int(ordered.counts(high).sum()) > count:
+        return None
+    if len(ordered.bounds) > 2:
+        return _cut_windows(ordered, count, low, high)
+    while high - low > 1e-6 * high:
+        tried = np.linspace(low, high, 34)[1:-1]
+        enough = int(np.argmax(np.append(ordered.counts_of_one_window(tried) <= count, True)))
+        low, high = (tried[enough - 1] if enough else low), (tried[enough] if enough < len(tried) else high)
+    return split_dearest(ordered, ordered.starts(high), count)
+
+
+def _cut_windows(ordered: Ordered, count: int, low: float, high: float) -> Positions:
+    # Beyond the cap's threshold nothing changes, so the first steps of the search are long ones.
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2 if high < 2 * low else (low * high) ** 0.5
+        if int(ordered.counts(middle).sum()) <= count:
+            high = middle
+        else:
+            low = middle
+    share = ordered.counts(high)
+    # What is left over goes to windows that can take one more; which ones hardly matters.
+    spare = count - int(share.sum())
+    share[np.flatnonzero(np.diff(ordered.bounds) > share)[:spare]] += 1
+    upper = np.full(len(share), high)
+    lower = high * (1 - 4.0 / np.maximum(share, 4))
+    for _ in range(12):
+        middles = (lower + upper) / 2
+        fits = ordered.counts(middles) <= share
+        upper = np.where(fits, middles, upper)
+        lower = np.where(fits, lower, middles)
+    return split_dearest(ordered, ordered.starts(upper), count)

@@ -1,0 +1,126 @@
+"""Dealing a step's rows to (accumulation index, rank): like costs side by side.
+
+This is the only stage that knows the hardware. What it gets is the step's rows and the micro-batches that
+the plan cut them into; what it returns has the same rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hf_dist.batching.cost import IntArray, row_cost, row_tokens
+from hf_dist.batching.cut import Ordered, Positions, cut_exactly, split_dearest
+from hf_dist.errors import ConfigError
+
+
+def order_by_length(padded_lengths: IntArray) -> Positions:
+    """Places of the rows in falling order of tokens."""
+    return np.argsort(-row_tokens(padded_lengths).astype(np.int64), kind="stable")
+
+
+def split_anew(
+    lengths: IntArray,
+    slots: int,
+    *,
+    cap: int | None,
+    attention_weight: float,
+    planned: list[Positions] | None,
+) -> list[Positions]:
+    """Splits rows into `slots` micro-batches of nearly equal cost, within the cap.
+
+    Args:
+        lengths: padded lengths of the rows, (k,) or (k, d).
+        slots: how many micro-batches; fewer come back where there are fewer rows.
+        planned: a split that is known to fit the cap, as places in `lengths`. Rows of several parts can't
+            always be split anew in as few; then the dearest of these are halved.
+    """
+    places = order_by_length(lengths)
+    ordered = Ordered(lengths[places], cap=cap, attention_weight=attention_weight)
+    starts = cut_exactly(ordered, slots)
+    if starts is None and planned is not None:
+        places = np.concatenate(planned)
+        ordered = Ordered(lengths[places], cap=cap, attention_weight=attention_weight)
+        begin = np.cumsum([0] + [len(part) for part in planned[:-1]])
+        starts = split_dearest(ordered, begin, slots)
+    if starts is None:
+        raise ConfigError(
+            f"a step of {len(lengths)} rows does not fit {slots} micro-batches of {cap} tokens; raise "
+            "gradient_accumulation_steps or --max_tokens_per_device"
+        )
+    return np.split(places, starts[1:]) if len(starts) else []
+
+
+def deal(
+    lengths: IntArray,
+    planned: list[Positions] | None,
+    *,
+    data_parallel_size: int,
+    accumulation_steps: int,
+    cap: int | None,
+    attention_weight: float,
+) -> list[Positions | None]:
+    """Deals a step to `accumulation_steps * data_parallel_size` slots.
+
+    Args:
+        lengths: padded lengths of the step's rows, (k,) or (k, d).
+        planned: the plan's micro-batches as places in `lengths`, or None where the plan has none.
+
+    Returns:
+        One array of places per slot, accumulation index by accumulation index, dearest first, and rank by
+        rank inside; None where a slot is left without rows.
+
+    Raises:
+        ConfigError: there are too few slots for the cap.
+    """
+    slots = data_parallel_size * accumulation_steps
+    if planned is not None and len(planned) > slots:
+        raise ConfigError(
+            f"a step has {len(planned)} micro-batches, but {data_parallel_size} ranks x {accumulation_steps} "
+            f"accumulation steps run {slots}; at least {-(-len(planned) // data_parallel_size)} accumulation "
+            "steps are needed"
+        )
+    parts: list[Positions]
+    if planned is None:
+        parts = split_anew(lengths, slots, cap=cap, attention_weight=attention_weight, planned=None)
+    else:
+        parts = _fill_slots(lengths, planned, data_parallel_size, slots, cap, attention_weight)
+    cost = [_cost(lengths[part], attention_weight) for part in parts]
+    dearest_first = sorted(range(len(parts)), key=lambda index: -cost[index])
+    dealt: list[Positions | None] = [parts[index] for index in dearest_first]
+    return dealt + [None] * (slots - len(dealt))
+
+
+def _fill_slots(
+    lengths: IntArray,
+    planned: list[Positions],
+    data_parallel_size: int,
+    slots: int,
+    cap: int | None,
+    attention_weight: float,
+) -> list[Positions]:
+    """The planned micro-batches, with as many split anew as it takes to fill the slots."""
+    missing = slots - len(planned)
+    if missing == 0:
+        return planned
+    if missing < data_parallel_size:
+        # Only one accumulation index is not full: split what would be in it, those of the shortest rows,
+        # which divide most finely and pad least. The others stay as planned.
+        again = data_parallel_size - missing
+        longest = [int(row_tokens(lengths[part]).max()) for part in planned]
+        by_length = sorted(range(len(planned)), key=lambda index: longest[index])
+        kept = [planned[index] for index in by_length[again:]]
+        redone = [planned[index] for index in by_length[:again]]
+    else:
+        kept, redone = [], planned
+    places = np.concatenate(redone)
+    offsets = np.cumsum([0] + [len(part) for part in redone])
+    local = [np.arange(a, b) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    fresh = split_anew(
+        lengths[places], slots - len(kept), cap=cap, attention_weight=attention_weight, planned=local
+    )
+    return kept + [places[part] for part in fresh]
+
+
+def _cost(lengths: IntArray, attention_weight: float) -> float:
+    longest = lengths.max(axis=0, keepdims=True)
+    return len(lengths) * float(row_cost(longest, attention_weight)[0])

@@ -1,0 +1,89 @@
+"""The order rows are cut in: shuffled, then sorted by length inside windows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_dist.batching.cost import IntArray, row_tokens
+from hf_dist.batching.cut import Ordered, shapes
+
+# Efficiency a window must reach on a sample, against padded lengths (rounding is not the window's doing).
+_WINDOW_EFFICIENCY = 0.994
+_SMALLEST_WINDOW = 256
+
+
+def window_bounds(rows: int, window: int) -> NDArray[np.int64]:
+    """Offsets of windows of nearly equal size, about `window` rows each."""
+    count = max(1, round(rows / window))
+    return np.arange(count + 1, dtype=np.int64) * rows // count
+
+
+def sort_windows(padded_lengths: IntArray, order: NDArray[np.int64], bounds: NDArray[np.int64]) -> IntArray:
+    """Sorts each window of `order` by falling length; ties keep the order they have in `order`.
+
+    With several parts (n, d) rows are sorted by the first part in stretches of like length, and inside a
+    stretch by the second, up and down in turn, so that neighbours are alike in both.
+    """
+    if padded_lengths.ndim == 2:
+        return _sort_windows_of_parts(padded_lengths, order, bounds)
+    # Sorting one integer made of (length, place) is several times faster than an argsort.
+    keys = padded_lengths[order].astype(np.int64)
+    np.subtract(np.int64(2**31 - 1), keys, out=keys)
+    keys <<= 32
+    keys |= np.arange(len(order), dtype=np.int64)
+    sizes = np.diff(bounds)
+    begin = 0
+    # Equal windows sort as the rows of a matrix; sizes differ by at most one, in runs.
+    edges = np.flatnonzero(np.diff(sizes)) + 1
+    if len(edges) < 64:
+        for run in np.split(sizes, edges):
+            end = begin + int(run.sum())
+            keys[begin:end].reshape(len(run), -1).sort(axis=1)
+            begin = end
+    else:
+        for left, right in zip(bounds[:-1], bounds[1:], strict=True):
+            keys[left:right].sort()
+    keys &= 2**32 - 1
+    return order[keys]
+
+
+def _sort_windows_of_parts(
+    padded_lengths: IntArray, order: NDArray[np.int64], bounds: NDArray[np.int64]
+) -> IntArray:
+    sorted_rows = np.empty_like(order)
+    for left, right in zip(bounds[:-1], bounds[1:], strict=True):
+        rows = order[left:right]
+        rows = rows[np.argsort(-padded_lengths[rows, 0], kind="stable")]
+        # As many stretches as a stretch has micro-batches would be best; the square root of the rows is
+        # within a small factor of it, and needs no budget.
+        stretches = max(1, round(len(rows) ** 0.5 / 4))
+        stretch = np.arange(len(rows)) * stretches // len(rows)
+        second = padded_lengths[rows, 1:].sum(axis=1, dtype=np.int64)
+        sorted_rows[left:right] = rows[np.lexsort((np.where(stretch % 2, second, -second), stretch))]
+    return sorted_rows
+
+
+def choose_window(padded_lengths: IntArray, tokens: int) -> int:
+    """The smallest window whose micro-batches of `tokens` waste little, from a sample of the rows.
+
+    Small windows mix more from epoch to epoch; large ones pad less. Windows double until a sampled one is
+    efficient enough, or the whole epoch is one window.
+
+    Args:
+        padded_lengths: (n,) or (n, d).
+        tokens: computed tokens that a micro-batch is filled up to.
+    """
+    n = len(padded_lengths)
+    random = np.random.default_rng(0)
+    window = _SMALLEST_WINDOW
+    while 2 * window <= n:
+        sample = random.choice(n, size=window, replace=False, shuffle=True)
+        bounds = np.array([0, window])
+        lengths = padded_lengths[sort_windows(padded_lengths, sample, bounds)]
+        ordered = Ordered(lengths, cap=tokens, bounds=bounds)
+        computed = int(shapes(ordered, ordered.starts(np.inf))[0].sum())
+        if int(row_tokens(lengths).sum(dtype=np.int64)) >= _WINDOW_EFFICIENCY * computed:
+            return window
+        window *= 2
+    return max(1, n)

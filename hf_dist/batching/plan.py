@@ -1,0 +1,389 @@
+"""Lengths -> optimizer steps that know no hardware -> micro-batches for the hardware at hand.
+
+A plan is a pure function of (lengths, budget, seed, epoch): every rank computes it for itself, and no rank
+talks to another. Nothing here knows torch.
+
+    plan = Plan.build(lengths, TokenBatching(max_tokens_per_device=4096, tokens_per_step=32768), seed=0)
+    accumulation = plan.accumulation_steps(data_parallel_size=2)
+    for step in range(plan.steps_per_epoch):
+        for forward in plan.epoch(0).deal(step, 2, accumulation):
+            rows_of_rank_1 = forward[1].rows
+
+An epoch runs each row exactly once, in the same number of micro-batches and steps whatever the shuffle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_dist.batching.budget import Batching, ExampleBatching, TokenBatching
+from hf_dist.batching.cost import IntArray, check_lengths, padded, row_cost, row_tokens
+from hf_dist.batching.cut import Ordered, cut_exactly, shapes
+from hf_dist.batching.deal import deal
+from hf_dist.batching.evaluation import plan_evaluation
+from hf_dist.batching.micro_batch import MicroBatch, Shapes
+from hf_dist.batching.order import choose_window, sort_windows, window_bounds
+from hf_dist.batching.strata import steps_of_strata, worst_step
+from hf_dist.errors import ConfigError, DataError
+
+__all__ = ["EpochPlan", "ExampleBatching", "MicroBatch", "Plan", "TokenBatching", "plan_evaluation"]
+
+# Goes into the fingerprint: a change of the algorithm makes other steps of the same arguments.
+_VERSION = 1
+# An epoch is stretched by this share at most so that its last step is a full one.
+_ROUND_UP = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Rows in cutting order, and where micro-batches and steps begin (CSR).
+
+    `starts` are the micro-batches' first places in `rows`, `step_parts` the micro-batches of all steps, one
+    step after the other; a plan of examples has none, and steps are stretches of `rows`.
+    """
+
+    rows: NDArray[np.int64]
+    starts: NDArray[np.int64] | None
+    step_parts: NDArray[np.int64] | None
+    step_bounds: NDArray[np.int64]
+
+
+class EpochPlan:
+    """One epoch: its steps, and how each is dealt to the hardware."""
+
+    def __init__(self, plan: Plan, epoch: int, layout: _Layout) -> None:
+        self.plan = plan
+        self.epoch = epoch
+        self._layout = layout
+
+    def __len__(self) -> int:
+        return len(self._layout.step_bounds) - 1
+
+    def planned(self, step: int) -> list[NDArray[np.int64]] | None:
+        """Row numbers of the step's planned micro-batches; None for a plan of examples, which has none."""
+        layout = self._layout
+        if layout.step_parts is None or layout.starts is None:
+            return None
+        left, right = layout.step_bounds[self._check(step) :][:2]
+        parts = layout.step_parts[left:right]
+        return [layout.rows[layout.starts[part] : layout.starts[part + 1]] for part in parts]
+
+    def step_rows(self, step: int) -> NDArray[np.int64]:
+        """Row numbers of a step, each once."""
+        planned = self.planned(step)
+        if planned is not None:
+            return np.concatenate(planned)
+        left, right = self._layout.step_bounds[self._check(step) :][:2]
+        return self._layout.rows[left:right].copy()
+
+    def deal(self, step: int, data_parallel_size: int, accumulation_steps: int) -> list[list[MicroBatch]]:
+        """Micro-batches of a step as `[accumulation index][rank]`.
+
+        The same rows for every `data_parallel_size`. Slots without rows hold a filler: the step's shortest
+        row, to be given weight 0.
+
+        Raises:
+            ConfigError: fewer slots than the step needs under the cap.
+        """
+        slots = self._deal(step, data_parallel_size, accumulation_steps)
+        built = [self._micro_batch(rows, step) for rows in slots]
+        return [built[i : i + data_parallel_size] for i in range(0, len(built), data_parallel_size)]
+
+    def deal_to_rank(
+        self, step: int, data_parallel_size: int, accumulation_steps: int, rank: int
+    ) -> list[MicroBatch]:
+        """The column of `deal` that belongs to one data-parallel rank, by accumulation index."""
+        slots = self._deal(step, data_parallel_size, accumulation_steps)
+        return [self._micro_batch(rows, step) for rows in slots[rank::data_parallel_size]]
+
+    def _check(self, step: int) -> int:
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)} steps")
+        return step
+
+    def _deal(self, step: int, ranks: int, accumulation: int) -> list[NDArray[np.int64] | None]:
+        planned = self.planned(step)
+        rows = self.step_rows(step)
+        places = None
+        if planned is not None:
+            ends = np.cumsum([len(part) for part in planned])
+            places = np.split(np.arange(len(rows)), ends[:-1])
+        dealt = deal(
+            self.plan.shapes.padded[rows],
+            places,
+            data_parallel_size=ranks,
+            accumulation_steps=accumulation,
+            cap=self.plan.batching.max_tokens_per_device,
+            attention_weight=self.plan.attention_weight,
+        )
+        return [None if part is None else rows[part] for part in dealt]
+
+    def _micro_batch(self, rows: NDArray[np.int64] | None, step: int) -> MicroBatch:
+        if rows is not None:
+            return self.plan.shapes.micro_batch(rows)
+        return self.plan.shapes.filler(self.step_rows(step))
+
+
+class Plan:
+    """The steps of a run. Build it with `Plan.build`.
+
+    Attributes:
+        batching: the budget.
+        seed: the seed of every epoch's shuffle.
+        attention_weight: quadratic term of the cost, in tokens per token squared.
+        rows: number of rows an epoch runs.
+        dropped: number of rows left out by `too_long="drop"`; `dropped_rows` are their numbers.
+        window: rows sorted by length together.
+        micro_batches_per_epoch: the same for every epoch (0 for a plan of examples).
+        micro_batches_per_step: micro-batches of every step but perhaps the last.
+        steps_per_epoch: the same for every epoch.
+        fingerprint: hex digest of the arguments and the lengths; equal plans have equal fingerprints,
+            whatever the hardware.
+    """
+
+    def __init__(
+        self,
+        lengths: IntArray,
+        batching: Batching,
+        *,
+        seed: int,
+        attention_weight: float,
+        probe_longest_first: bool,
+    ) -> None:
+        self.batching = batching
+        self.seed = seed
+        self.attention_weight = attention_weight
+        self.probe_longest_first = probe_longest_first
+        self.fingerprint = self._fingerprint(lengths)
+        self.shapes = Shapes(lengths, batching.pad_to_multiple_of)
+        self._kept, self.dropped_rows = _keep(self.shapes, batching)
+        self.dropped = len(self.dropped_rows)
+        self.rows = len(lengths) - self.dropped
+        self._cached: EpochPlan | None = None
+        self._reference: _Layout | None = None
+        self.micro_batches_per_epoch = 0
+        if isinstance(batching, TokenBatching):
+            self._plan_tokens(batching)
+        else:
+            self._plan_examples(batching)
+
+    @classmethod
+    def build(
+        cls,
+        lengths: Any,
+        batching: Batching,
+        *,
+        seed: int,
+        attention_weight: float = 0.0,
+        probe_longest_first: bool = False,
+    ) -> Plan:
+        """Plans all epochs.
+
+        Args:
+            lengths: tokens of each row, whole numbers of shape (n,), or (n, 2) for encoder and decoder.
+            batching: what a step holds.
+            seed: seed of the shuffles, at least 0.
+            attention_weight: see `hf_dist.batching.cost.attention_weight`.
+            probe_longest_first: swap the step with the dearest micro-batch to the first place of epoch 0.
+
+        Raises:
+            DataError: the lengths are no lengths, or a row exceeds the cap and `too_long` is "error".
+            ConfigError: seed or attention weight out of range.
+        """
+        if seed < 0:
+            raise ConfigError(f"seed is {seed}; it must be at least 0")
+        if not 0 <= attention_weight < float("inf"):
+            raise ConfigError(f"attention_weight is {attention_weight}; it must be a number of at least 0")
+        return cls(
+            check_lengths(lengths),
+            batching,
+            seed=seed,
+            attention_weight=float(attention_weight),
+            probe_longest_first=probe_longest_first,
+        )
+
+    @property
+    def mean_rows_per_step(self) -> float:
+        """Rows of an epoch over its steps; 0 for an empty plan."""
+        return self.rows / self.steps_per_epoch if self.steps_per_epoch else 0.0
+
+    def accumulation_steps(self, data_parallel_size: int) -> int:
+        """Forward passes of each rank in a step: micro-batches / ranks, rounded up."""
+        return max(1, -(-self.micro_batches_per_step // data_parallel_size))
+
+    def epoch(self, epoch: int) -> EpochPlan:
+        """The plan of one epoch; the last one asked for is kept."""
+        if self._cached is None or self._cached.epoch != epoch:
+            self._cached = None
+            layout = (
+                self._token_layout(epoch) if self.micro_batches_per_epoch else self._example_layout(epoch)
+            )
+            self._cached = EpochPlan(self, epoch, layout)
+        return self._cached
+
+    def _random(self, epoch: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, epoch])
+
+    def _fingerprint(self, lengths: IntArray) -> str:
+        arguments = {
+            "version": _VERSION,
+            "kind": type(self.batching).__name__,
+            "batching": asdict(self.batching),
+            "seed": self.seed,
+            "attention_weight": self.attention_weight,
+            "probe_longest_first": self.probe_longest_first,
+            "shape": lengths.shape,
+        }
+        digest = hashlib.blake2b(json.dumps(arguments, sort_keys=True).encode(), digest_size=16)
+        digest.update(lengths.astype("<i4", copy=False).data)
+        return digest.hexdigest()
+
+    # Steps of tokens ---------------------------------------------------------------------------------
+
+    def _plan_tokens(self, batching: TokenBatching) -> None:
+        target = batching.tokens_per_micro_batch
+        kept = self.shapes.padded if self._kept is None else self.shapes.padded[self._kept]
+        self.window = batching.window or choose_window(kept, target)
+        self.micro_batches_per_step = batching.micro_batches_per_step
+        self.steps_per_epoch = 0
+        if not self.rows:
+            return
+        del kept
+        ordered, rows = self._ordered(0, self.window)
+        count = int(ordered.counts(self._threshold(ordered, target)).sum())
+        windows = len(ordered.bounds) - 1
+        if windows > 1:
+            # The count differs a little from shuffle to shuffle; epochs that need more are rare then.
+            count += int(np.ceil(windows**0.5))
+        full_steps = -(-count // self.micro_batches_per_step) * self.micro_batches_per_step
+        if full_steps <= count * (1 + _ROUND_UP):
+            count = full_steps
+        count = min(count, self.rows)
+        self.micro_batches_per_epoch = count
+        self.micro_batches_per_step = min(self.micro_batches_per_step, count)
+        self.steps_per_epoch = -(-count // self.micro_batches_per_step)
+        starts = cut_exactly(ordered, count)
+        assert starts is not None
+        self._cached = EpochPlan(self, 0, self._draw_steps(0, rows, starts, ordered))
+
+    def _threshold(self, ordered: Ordered, target: int) -> float:
+        """Cost that a micro-batch of `target` tokens may have.
+
+        Rows for which attention costs more take fewer tokens, so that all micro-batches cost alike. The
+        level is that of the shortest rows but the 10 % of tokens in those shorter still.
+        """
+        if not self.attention_weight:
+            return float(target)
+        tokens = np.sort(row_tokens(ordered.lengths))
+        total = np.cumsum(tokens, dtype=np.int64)
+        length = int(tokens[np.searchsorted(total, total[-1] // 10)])
+        return target * (1 + self.attention_weight * length)
+
+    def _ordered(self, epoch: int, window: int) -> tuple[Ordered, NDArray[np.int64]]:
+        order = self._random(epoch).permutation(self.rows)
+        if self._kept is not None:
+            order = self._kept[order]
+        bounds = window_bounds(self.rows, window)
+        rows = sort_windows(self.shapes.padded, order, bounds)
+        ordered = Ordered(
+            self.shapes.padded[rows],
+            cap=self.batching.max_tokens_per_device,
+            attention_weight=self.attention_weight,
+            bounds=bounds,
+        )
+        return ordered, rows
+
+    def _token_layout(self, epoch: int) -> _Layout:
+        window = self.window
+        while True:
+            ordered, rows = self._ordered(epoch, window)
+            starts = cut_exactly(ordered, self.micro_batches_per_epoch)
+            if starts is not None:
+                return self._draw_steps(epoch, rows, starts, ordered)
+            if window >= self.rows:
+                break
+            window *= 2
+        # Rows of several parts only: no order is sure to need the fewest micro-batches, but epoch 0's
+        # fits. The steps differ all the same.
+        ordered, rows = self._ordered(0, self.window)
+        starts = cut_exactly(ordered, self.micro_batches_per_epoch)
+        assert starts is not None
+        return self._draw_steps(epoch, rows, starts, ordered)
+
+    def _draw_steps(
+        self, epoch: int, rows: NDArray[np.int64], starts: NDArray[np.int64], ordered: Ordered
+    ) -> _Layout:
+        count, per_step = self.micro_batches_per_epoch, self.micro_batches_per_step
+        assert len(starts) == count
+        random = np.random.default_rng([self.seed, epoch, 1])
+        parts = random.permutation(count)
+        if epoch == 0 and self.probe_longest_first:
+            cost = shapes(ordered, starts)[1]
+            dearest = int(np.argmax(cost[parts])) // per_step
+            if dearest < count // per_step:
+                first, second = slice(0, per_step), slice(dearest * per_step, (dearest + 1) * per_step)
+                parts[first], parts[second] = parts[second].copy(), parts[first].copy()
+            else:
+                # The last step holds fewer: exchange the one micro-batch instead.
+                place = int(np.argmax(cost[parts]))
+                parts[0], parts[place] = parts[place], parts[0]
+        bounds = np.minimum(np.arange(self.steps_per_epoch + 1, dtype=np.int64) * per_step, count)
+        ends = np.append(starts, len(rows))
+        return _Layout(rows=rows, starts=ends, step_parts=parts, step_bounds=bounds)
+
+    # Steps of examples -------------------------------------------------------------------------------
+
+    def _plan_examples(self, batching: ExampleBatching) -> None:
+        self.window = batching.window or max(1, self.rows)
+        self.steps_per_epoch = -(-self.rows // batching.examples_per_step)
+        self.micro_batches_per_step = 1
+        if batching.max_tokens_per_device is not None:
+            kept = self.shapes.padded if self._kept is None else self.shapes.padded[self._kept]
+            for lengths in worst_step(kept, batching.examples_per_step, self.window):
+                ordered = Ordered(lengths, cap=batching.max_tokens_per_device)
+                count = int(ordered.counts(np.inf).sum())
+                self.micro_batches_per_step = max(self.micro_batches_per_step, count)
+
+    def _example_layout(self, epoch: int) -> _Layout:
+        assert isinstance(self.batching, ExampleBatching)
+        order = self._random(epoch).permutation(self.rows)
+        if self._kept is not None:
+            order = self._kept[order]
+        per_step = self.batching.examples_per_step
+        rows = steps_of_strata(
+            self.shapes.padded, order, per_step, self.window, np.random.default_rng([self.seed, epoch, 1])
+        )
+        bounds = np.minimum(np.arange(self.steps_per_epoch + 1, dtype=np.int64) * per_step, self.rows)
+        if epoch == 0 and self.probe_longest_first and self.steps_per_epoch > 1:
+            cost = row_cost(self.shapes.padded[rows], self.attention_weight)
+            full = self.rows // per_step
+            dearest = int(np.argmax(cost[: full * per_step])) // per_step
+            first, second = slice(0, per_step), slice(dearest * per_step, (dearest + 1) * per_step)
+            rows[first], rows[second] = rows[second].copy(), rows[first].copy()
+        return _Layout(rows=rows, starts=None, step_parts=None, step_bounds=bounds)
+
+
+def _keep(shapes: Shapes, batching: Batching) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+    """(rows that stay, or None for all; rows that are dropped)."""
+    cap = batching.max_tokens_per_device
+    none = np.zeros(0, dtype=np.int64)
+    if cap is None:
+        return None, none
+    tokens = row_tokens(shapes.padded)
+    too_long = np.flatnonzero(tokens > cap)
+    if not len(too_long) or batching.too_long == "alone":
+        return None, none
+    if batching.too_long == "drop":
+        return np.flatnonzero(tokens <= cap), too_long
+    worst = int(too_long[np.argmax(tokens[too_long])])
+    raise DataError(
+        f"{len(too_long)} rows are longer than --max_tokens_per_device {cap} (row {worst} has "
+        f"{int(tokens[worst])} tokens with padding); raise it, truncate (--max_length), or say --too_long "
+        "alone or drop"
+    )
