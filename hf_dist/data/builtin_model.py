@@ -1,0 +1,77 @@
+"""The built-in model: a small BERT and a byte-level BPE tokenizer trained on the built-in text.
+
+They stand in where a recipe is given no model name: small enough to train from nothing on two CPU cores
+in a few minutes, and real in all else (a saved tokenizer, a config, special tokens, pairs).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import BertConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from hf_dist.data.builtin import builtin_folder, docstrings, split_of
+from hf_dist.data.cache import build_once, key_of
+
+MAX_POSITIONS = 512
+VOCABULARY = 4096
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def bpe_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer of `vocabulary` pieces with BERT's special tokens; trained once and then cached.
+
+    It sees only texts of the training split, so that nothing of an evaluation row leaks into the pieces.
+    """
+
+    def build(folder: Path) -> None:
+        _train(vocabulary).save_pretrained(folder)
+
+    name = f"bpe-{key_of(tokenizers.__version__, vocabulary, _SPECIAL, MAX_POSITIONS)}"
+    return PreTrainedTokenizerFast.from_pretrained(build_once(builtin_folder() / name, build))
+
+
+def small_bert(tokenizer: PreTrainedTokenizerBase) -> BertConfig:
+    """The config of a BERT of about 1.5 million weights for `tokenizer`'s vocabulary."""
+    return BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=MAX_POSITIONS,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _train(vocabulary: int) -> PreTrainedTokenizerFast:
+    # Not WordPiece: tokenizers 0.23 numbers its "##x" pieces in the order of a hash map with a random seed,
+    # so that two trainings on the same text differ. Byte-level BPE is reproducible, and loses no character.
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (row.text for row in docstrings() if split_of(row.text) == "train")
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=MAX_POSITIONS,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
