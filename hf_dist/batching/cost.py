@@ -25,13 +25,7 @@ _INTERMEDIATE = ("intermediate_size", "encoder_ffn_dim", "d_ff", "ffn_dim", "n_i
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 # Heads that multiply by the vocabulary at every position, by the end of the architecture's name.
-_VOCABULARY_HEADS = (
-    "ForCausalLM",
-    "LMHeadModel",
-    "ForMaskedLM",
-    "ForConditionalGeneration",
-    "ForPreTraining",
-)
+_VOCABULARY_HEADS = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "PreTraining")
 
 
 def check_lengths(lengths: Any) -> IntArray:
@@ -143,9 +137,7 @@ def attention_weight(config: Any) -> float:
     kv_heads = _dimension(text, ("num_key_value_heads",))
     key_value_size = attention_size * kv_heads // heads if heads and kv_heads else attention_size
     activation = str(getattr(text, "hidden_act", None) or getattr(text, "feed_forward_proj", ""))
-    gated = (
-        "gated" in activation or "glu" in activation.replace("gelu", "") or activation in ("silu", "swish")
-    )
+    gated = "gated" in activation or "glu" in activation or activation in ("silu", "swish")
     architectures = getattr(config, "architectures", None) or ()
     has_vocabulary_head = any(str(name).endswith(_VOCABULARY_HEADS) for name in architectures)
     return attention_weight_of_dimensions(

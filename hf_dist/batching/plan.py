@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_dist.batching.budget import Batching, ExampleBatching, TokenBatching
-from hf_dist.batching.cost import IntArray, check_lengths, padded, row_cost, row_tokens
+from hf_dist.batching.cost import IntArray, check_lengths, row_cost, row_tokens
 from hf_dist.batching.cut import Ordered, cut_exactly, shapes
 from hf_dist.batching.deal import deal
 from hf_dist.batching.evaluation import plan_evaluation
@@ -221,9 +221,8 @@ class Plan:
         """The plan of one epoch; the last one asked for is kept."""
         if self._cached is None or self._cached.epoch != epoch:
             self._cached = None
-            layout = (
-                self._token_layout(epoch) if self.micro_batches_per_epoch else self._example_layout(epoch)
-            )
+            of_tokens = isinstance(self.batching, TokenBatching)
+            layout = self._token_layout(epoch) if of_tokens else self._example_layout(epoch)
             self._cached = EpochPlan(self, epoch, layout)
         return self._cached
 
@@ -301,6 +300,9 @@ class Plan:
 
     def _token_layout(self, epoch: int) -> _Layout:
         window = self.window
+        if not self.rows:
+            none = np.zeros(0, dtype=np.int64)
+            return _Layout(rows=none, starts=none, step_parts=none, step_bounds=np.zeros(1, dtype=np.int64))
         while True:
             ordered, rows = self._ordered(epoch, window)
             starts = cut_exactly(ordered, self.micro_batches_per_epoch)
