@@ -93,6 +93,9 @@ class BatchingConfig:
     tokens_per_step: int | None = _option(
         None, "Computed tokens of an optimizer step over all devices; default: max_tokens_per_device."
     )
+    micro_batches_per_rank: int | None = _option(
+        None, "Cut each step into so many forward passes a rank; default: as few as the plan allows."
+    )
     window: int | None = _option(None, "Examples sorted by length together; default: chosen from the data.")
     pad_to_multiple_of: int = _option(8, "Rows are padded to a multiple of this many tokens.")
     too_long: TooLong = _option(
@@ -104,8 +107,9 @@ class BatchingConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens_per_device", "tokens_per_step", "window", "pad_to_multiple_of"):
-            _at_least(self, name, 1)
+        for field_ in dataclasses.fields(self):
+            if field_.type in ("int", "int | None"):
+                _at_least(self, field_.name, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ from hf_dist.training.callbacks import ProgressBar
 from hf_dist.training.flags import parse
 from hf_dist.training.initial_model import load_model, set_dropout
 from hf_dist.training.recipe import Recipe, RecipeTask
-from hf_dist.training.steps import make_plan, planned_arguments, total_steps
+from hf_dist.training.steps import accumulation_steps, make_plan, planned_arguments, total_steps
 from hf_dist.training.trainer import ExactTrainer
 
 logger = logging.getLogger("hf_dist")
@@ -168,7 +168,7 @@ def _print_dry_run(prepared: _Prepared) -> None:
     if plan is not None:
         steps = total_steps(plan, config.training_arguments)
         print(f"steps: {steps} ({plan.steps_per_epoch} an epoch)")
-        report = PlanReport.of(plan, world_size, plan.accumulation_steps(world_size))
+        report = PlanReport.of(plan, world_size, accumulation_steps(plan, config, world_size))
         for line in report.lines():
             print(line)
     print(f"engine: {engines.expected_engine(config.engine.preset).name} ({world_size} process(es))")

@@ -69,13 +69,29 @@ def make_plan(
     )
 
 
+def accumulation_steps(plan: Plan, config: RunConfig, data_parallel_size: int) -> int:
+    """Forward passes of a rank in a step: as few as the plan allows, or as many as the user asks for.
+
+    Raises:
+        ConfigError: If that is fewer than the cap allows.
+    """
+    least = plan.accumulation_steps(data_parallel_size)
+    asked = config.batching.micro_batches_per_rank
+    if asked is not None and asked < least:
+        raise ConfigError(
+            f"--micro_batches_per_rank is {asked}; a step of this plan needs {least} on {data_parallel_size} "
+            "ranks to stay under --max_tokens_per_device"
+        )
+    return asked or least
+
+
 def planned_arguments(plan: Plan, config: RunConfig, data_parallel_size: int) -> dict[str, Any]:
     """The TrainingArguments that follow from the plan.
 
     `per_device_train_batch_size` does not size any batch here; it is the mean number of rows of a
     micro-batch, so that what the Trainer, DeepSpeed and trackers report of it is right.
     """
-    accumulation = plan.accumulation_steps(data_parallel_size)
+    accumulation = accumulation_steps(plan, config, data_parallel_size)
     rows = max(1, round(plan.mean_rows_per_step / (accumulation * data_parallel_size)))
     return {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": rows}
 

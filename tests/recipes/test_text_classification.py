@@ -1,0 +1,193 @@
+"""The recipe as its users meet it: real processes, real files."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.launch import BIN, ROOT, SMALL, error_of, run, start
+
+RECIPE = "text_classification"
+ROWS = [("good " * 3, "pos"), ("bad " * 4, "neg"), ("fine day", "pos"), ("poor thing", "neg")] * 8
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    lines = [json.dumps({"text": text, "label": label}) for text, label in ROWS]
+    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "dev.jsonl").write_text("\n".join(lines[:8]) + "\n")
+    (folder / "test.csv").write_text("text,label\n" + "\n".join(f"{t},{la}" for t, la in ROWS[:5]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(files, tmp_path_factory):
+    """A model trained on the files, and its results."""
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    flags = [f"--train_file={files}/train.jsonl", f"--validation_file={files}/dev.jsonl"]
+    return folder, run(RECIPE, *SMALL, "--max_steps=20", *flags, output_dir=folder)
+
+
+def test_results_are_complete(trained):
+    folder, results = trained
+    for name in (
+        "train_tokens_per_second",
+        "padding_efficiency",
+        "rank_imbalance",
+        "train_loss",
+        "eval_loss",
+        "eval_accuracy",
+        "eval_f1_macro",
+        "eval_majority_baseline",
+    ):
+        assert isinstance(results[name], float), name
+    assert (results["engine"], results["world_size"]) == ("single", 1)
+    assert 0 < results["padding_efficiency"] <= 1
+    # Half of the validation rows bear each label.
+    assert results["eval_majority_baseline"] == 0.5
+    assert results["eval_accuracy"] > 0.9
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "trainer_state.json", "run.json"):
+        assert (folder / name).stat().st_size > 0, name
+    record = json.loads((folder / "run.json").read_text())
+    assert record["engine"] == "single"
+    assert record["seed"] == 42
+    assert record["config"]["batching"]["max_tokens_per_device"] == 1024
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == list(range(1, 21))
+
+
+def test_labels_are_kept_in_the_saved_config(trained):
+    config = json.loads((trained[0] / "config.json").read_text())
+    assert config["id2label"] == {"0": "neg", "1": "pos"}
+
+
+def test_the_saved_model_runs_in_a_pipeline(trained):
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", model=str(trained[0]), device="cpu")
+    assert [found["label"] for found in classify(["good good good", "bad bad bad"])] == ["pos", "neg"]
+
+
+def test_eval_and_predict_alone_on_a_saved_model(trained, files, tmp_path):
+    folder, results = trained
+    flags = [f"--model_name_or_path={folder}", f"--train_file={files}/train.jsonl", "--max_length=32"]
+    again = run(
+        RECIPE,
+        *flags,
+        "--do_eval",
+        "--do_predict",
+        f"--validation_file={files}/dev.jsonl",
+        f"--test_file={files}/test.csv",
+        output_dir=tmp_path / "again",
+    )
+    assert again["eval_loss"] == pytest.approx(results["eval_loss"], rel=1e-5)
+    assert again["eval_accuracy"] == results["eval_accuracy"]
+    predictions = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").open()]
+    assert [entry["prediction"] for entry in predictions] == [label for _, label in ROWS[:5]]
+
+
+def test_two_processes_run_ddp(tmp_path):
+    results = run(RECIPE, *SMALL, output_dir=tmp_path / "ddp", nproc=2)
+    assert (results["engine"], results["world_size"]) == ("ddp", 2)
+
+
+def test_two_processes_run_a_real_deepspeed_engine(tmp_path):
+    results = run(RECIPE, *SMALL, "--preset=zero2", output_dir=tmp_path / "zero2", nproc=2)
+    assert (results["engine"], results["world_size"]) == ("deepspeed-zero2", 2)
+    assert (tmp_path / "zero2" / "model.safetensors").stat().st_size > 0
+
+
+def test_dry_run_trains_nothing(tmp_path):
+    done = start(RECIPE, "--dry_run", "--max_train_samples=100", "--num_train_epochs=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings, _, facts = done.stdout.partition("\n\n")
+    assert yaml.safe_load(settings)["data"]["max_train_samples"] == 100
+    assert "steps: " in facts
+    assert "engine: single" in facts
+    assert "efficiency" in facts
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_yaml_with_a_flag_over_it(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: {max_train_samples: 100}\ntraining: {learning_rate: 1e-4}\n")
+    done = start(RECIPE, f"--config={file}", "--learning_rate=2e-4", "--dry_run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = yaml.safe_load(done.stdout.partition("\n\n")[0])
+    assert settings["training_arguments"]["learning_rate"] == 2e-4
+    assert settings["data"]["max_train_samples"] == 100
+
+
+def test_accelerate_launch_runs_it(files, tmp_path):
+    done = subprocess.run(
+        [str(BIN / "accelerate"), "launch", str(ROOT / "recipes" / f"{RECIPE}.py"), *SMALL,
+         f"--train_file={files}/train.jsonl", f"--output_dir={tmp_path / 'out'}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text())["engine"] == "single"
+
+
+def test_build_from_python(files, tmp_path):
+    code = (
+        "from recipes.text_classification import build\n"
+        f"recipe = build(train_file={str(files / 'train.jsonl')!r}, max_steps=2, max_length=32,\n"
+        f"               save_strategy='no', output_dir={str(tmp_path / 'out')!r})\n"
+        "assert recipe.model.config.id2label == {0: 'neg', 1: 'pos'}\n"
+        "assert set(recipe.collator([recipe.datasets['train'][0]])) >= {'input_ids', 'labels'}\n"
+        "assert recipe.tokenizer and recipe.trainer and recipe.plan.steps_per_epoch > 0\n"
+        "print(recipe.run()['engine'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "single" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--lerning_rate=1"], "unknown flag --lerning_rate (did you mean --learning_rate?)"),
+        (["--train_file=nowhere.csv"], "nowhere.csv"),
+        (["--train_file={empty}"], "empty.csv"),
+        (["--train_file={train}", "--text_column=txt"], "txt"),
+        (["--train_file={train}", "--validation_file={unseen}"], "zebra"),
+        (["--preset=zero9"], "zero2"),
+        (["--output_dir={finished}"], "holds a finished run"),
+        (["--do_eval"], "--model_name_or_path"),
+        (["--train_file={train}", "--max_tokens_per_device=8", "--max_length=32"], "--max_tokens_per_device"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_training(flags, expected, files, tmp_path):
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "unseen.jsonl").write_text(json.dumps({"text": "x", "label": "zebra"}) + "\n")
+    finished = tmp_path / "finished"
+    finished.mkdir()
+    (finished / "all_results.json").write_text("{}")
+    places = {
+        "empty": tmp_path / "empty.csv",
+        "train": files / "train.jsonl",
+        "unseen": tmp_path / "unseen.jsonl",
+        "finished": finished,
+    }
+    before = sorted(tmp_path.rglob("*"))
+    done = start(RECIPE, *[flag.format(**places) for flag in flags], cwd=tmp_path)
+    assert expected in error_of(done)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_error_on_two_processes_is_shown_once(tmp_path):
+    done = start(RECIPE, "--preset=zero9", nproc=2, cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("error: ") == 1
+
+
+def test_runs_without_a_folder_take_the_next_free_one(files, tmp_path):
+    for number in ("001", "002"):
+        done = start(RECIPE, *SMALL, f"--train_file={files}/train.jsonl", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert (tmp_path / "runs" / f"text_classification-{number}" / "all_results.json").exists()
