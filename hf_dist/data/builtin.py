@@ -92,9 +92,8 @@ def docstrings() -> tuple[Docstring, ...]:
         with open(folder / "docstrings.jsonl", "w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in found)
 
-    with open(
-        build_once(builtin_folder() / "docstrings", build) / "docstrings.jsonl", encoding="utf-8"
-    ) as file:
+    folder = build_once(builtin_folder() / "docstrings", build)
+    with open(folder / "docstrings.jsonl", encoding="utf-8") as file:
         return tuple(Docstring(**json.loads(line)) for line in file)
 
 
@@ -150,7 +149,7 @@ def _digest(text: str) -> str:
 
 
 def _scan(root: Path) -> Iterator[Docstring]:
-    # The trees hold no cycles, and the collector would walk millions of nodes for nothing: a third of the time.
+    # The trees hold no cycles: the collector would walk millions of nodes for nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -7,6 +7,7 @@ in a few minutes, and real in all else (a saved tokenizer, a config, special tok
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -21,9 +22,10 @@ _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def bpe_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer of `vocabulary` pieces with BERT's special tokens; trained once and then cached.
+    """A byte-level BPE tokenizer of `vocabulary` pieces with BERT's special tokens.
 
-    It sees only texts of the training split, so that nothing of an evaluation row leaks into the pieces.
+    It is trained once and then cached. It sees only texts of the training split, so that nothing of an
+    evaluation row leaks into the pieces.
     """
 
     def build(folder: Path) -> None:
@@ -33,8 +35,13 @@ def bpe_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast.from_pretrained(build_once(builtin_folder() / name, build))
 
 
-def small_bert(tokenizer: PreTrainedTokenizerBase) -> BertConfig:
-    """The config of a BERT of about 1.5 million weights for `tokenizer`'s vocabulary."""
+def small_bert(tokenizer: PreTrainedTokenizerBase, **head: Any) -> BertConfig:
+    """The config of a BERT of about a million weights for `tokenizer`'s vocabulary.
+
+    Args:
+        tokenizer: gives the size of the vocabulary and the pad token.
+        head: fields of the task's head, such as `num_labels` and `id2label`.
+    """
     return BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -43,6 +50,7 @@ def small_bert(tokenizer: PreTrainedTokenizerBase) -> BertConfig:
         intermediate_size=512,
         max_position_embeddings=MAX_POSITIONS,
         pad_token_id=tokenizer.pad_token_id,
+        **head,
     )
 
 

@@ -1,0 +1,184 @@
+"""Where raw splits come from: the hub, local files or the built-in data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+from datasets import Dataset, DatasetDict, IterableDataset, get_dataset_config_names, load_dataset
+from datasets.exceptions import DatasetNotFoundError
+
+from hf_dist.config import DataConfig
+from hf_dist.data.files import load_file
+from hf_dist.errors import DataError, nearest
+
+logger = logging.getLogger(__name__)
+
+# Other names of the splits, in the order in which they are taken where a data set has several.
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "validation_matched", "eval"),
+    "test": ("test", "testing", "test_matched"),
+}
+
+
+def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> DatasetDict:
+    """Loads the raw splits that `data` names: some of `train`, `validation` and `test`.
+
+    A file for a split replaces that split of a data set. Nothing is checked but that it can be read.
+
+    Args:
+        data: the configuration; without data set and files, `builtin` is called.
+        builtin: makes the built-in data of the task.
+
+    Raises:
+        DataError: a file or data set that can't be read.
+    """
+    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+    if data.dataset_name is None and not any(files.values()):
+        return builtin()
+    splits = _from_hub(data) if data.dataset_name is not None else DatasetDict()
+    for split, name in files.items():
+        if name is not None:
+            splits[split] = load_file(name)
+    for split, rows in splits.items():
+        if len(rows) == 0:
+            raise DataError(f"the {split} split of {data.dataset_name} has no rows")
+    return splits
+
+
+def hold_out(splits: DatasetDict, fraction: float, strata: np.ndarray) -> DatasetDict:
+    """Splits a validation set off the training rows where there is none.
+
+    The choice depends on the labels and the number of rows alone. Every stratum gives its share, rounded,
+    and keeps at least one row for training.
+
+    Args:
+        splits: with `train`; returned as it is where it also has `validation`.
+        fraction: share of the rows held out.
+        strata: (rows,) class of each training row, for shares that are the same in both splits.
+
+    Raises:
+        DataError: too few rows.
+    """
+    if "train" not in splits or "validation" in splits:
+        return splits
+    order = np.random.default_rng(0).permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]
+    groups = np.split(order, np.flatnonzero(np.diff(strata[order])) + 1)
+    held = [rows[: min(round(fraction * len(rows)), len(rows) - 1)] for rows in groups]
+    if not any(len(rows) for rows in held):
+        # Classes of a few rows each: single rows of those that have more than one.
+        spare = [rows[:1] for rows in groups if len(rows) > 1]
+        held = spare[: max(1, round(fraction * len(strata)))]
+    if not held:
+        raise DataError(
+            f"{len(strata)} training row(s) with {len(groups)} label(s) leave none to hold out for "
+            "validation; "
+            "add rows, or give --validation_file"
+        )
+    validation = np.sort(np.concatenate(held))
+    train = np.setdiff1d(np.arange(len(strata)), validation)
+    logger.info("no validation split: %d of %d training rows held out", len(validation), len(strata))
+    parts = {"train": splits["train"].select(train), "validation": splits["train"].select(validation)}
+    return DatasetDict({**splits, **parts})
+
+
+def first_rows(splits: DatasetDict, data: DataConfig) -> DatasetDict:
+    """Keeps the first `max_*_samples` rows of each split."""
+    most = {
+        "train": data.max_train_samples,
+        "validation": data.max_eval_samples,
+        "test": data.max_predict_samples,
+    }
+    return DatasetDict(
+        {
+            split: rows if (limit := most[split]) is None else rows.select(range(min(limit, len(rows))))
+            for split, rows in splits.items()
+        }
+    )
+
+
+def find_column(columns: list[str], wanted: str | None, usual: tuple[str, ...], *, flag: str) -> str:
+    """Returns the column that the user `wanted`, or else the first of the `usual` names that is there.
+
+    Upper and lower case count only in what the user wrote.
+
+    Args:
+        columns: the columns that are there.
+        wanted: the flag's value.
+        usual: names to look for, best first, in lower case.
+        flag: name of the flag, for the message.
+
+    Raises:
+        DataError: it isn't there; the message lists the columns.
+    """
+    if wanted is not None:
+        if wanted not in columns:
+            raise DataError(
+                f"--{flag} {wanted}: there is no such column{nearest(wanted, columns)}; the data has "
+                f"{', '.join(columns)}"
+            )
+        return wanted
+    found = usual_column(columns, usual)
+    if found is None:
+        raise DataError(
+            f"no column is named {', '.join(usual[:-1])} or {usual[-1]}; the data has {', '.join(columns)}: "
+            "name "
+            f"one with --{flag}"
+        )
+    return found
+
+
+def usual_column(columns: list[str], usual: tuple[str, ...]) -> str | None:
+    """The first of the `usual` names (lower case) among `columns`, as it is written there."""
+    by_name = {column.strip().lower(): column for column in reversed(columns)}
+    return next((by_name[name] for name in usual if name in by_name), None)
+
+
+def _from_hub(data: DataConfig) -> DatasetDict:
+    name, config = data.dataset_name, data.dataset_config_name
+    assert name is not None
+    try:
+        loaded = load_dataset(name, config, revision=data.dataset_revision)
+    except DatasetNotFoundError as error:
+        raise DataError(f"--dataset_name {name}: {_one_line(error)}") from error
+    except ConnectionError as error:
+        raise DataError(
+            f"--dataset_name {name}: it is in no cache here and the hub can't be reached "
+            f"({_one_line(error)}); "
+            "check the network (and HF_HUB_OFFLINE), or give --train_file"
+        ) from error
+    except (ValueError, FileNotFoundError, OSError, RuntimeError) as error:
+        raise DataError(f"--dataset_name {name}: {_one_line(error)}{_configs(name, config)}") from error
+    if isinstance(loaded, Dataset):
+        loaded = DatasetDict({"train": loaded})
+    if isinstance(loaded, IterableDataset) or not isinstance(loaded, DatasetDict):
+        raise DataError(f"--dataset_name {name} loads as {type(loaded).__name__}; expected splits in memory")
+    splits = DatasetDict()
+    for split, names in _SPLIT_NAMES.items():
+        found = next((known for known in names if known in loaded), None)
+        if found is not None:
+            splits[split] = loaded[found]
+            if found != split:
+                logger.info("%s: its split %s is used for %s", name, found, split)
+    if not splits:
+        raise DataError(
+            f"--dataset_name {name} has the splits {', '.join(loaded)}; expected train, validation or test"
+        )
+    return splits
+
+
+def _configs(name: str, config: str | None) -> str:
+    try:
+        known = get_dataset_config_names(name)
+    except Exception:
+        return ""
+    if config in known or (config is None and len(known) <= 1):
+        return ""
+    return f"; --dataset_config_name is one of {', '.join(known[:20])}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__

@@ -1,0 +1,133 @@
+"""Tokenising, once on a machine: the first process works, the others wait and read its result."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import pyarrow.compute as pc
+import transformers
+import xxhash
+from datasets import Dataset, DatasetDict
+from transformers import PreTrainedTokenizerBase
+
+from hf_dist.config import DataConfig
+from hf_dist.data.cache import cache_dir, key_of, locked
+
+# Part of the cache's key: raise it when the same rows would be tokenised differently.
+_TOKENISING = 1
+_CUT = "truncated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tokenise:
+    """The function of `Dataset.map`; an object, so that worker processes can unpickle it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    texts: tuple[str, ...]
+    kept: tuple[str, ...]
+    max_length: int
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        columns = [batch[name] for name in self.texts]
+        encoded = self.tokenizer(
+            *columns, truncation=True, max_length=self.max_length, return_attention_mask=False
+        )
+        if encoded.encodings is not None:
+            cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
+        else:  # a tokenizer in Python keeps no overflow
+            whole = self.tokenizer(*columns, return_attention_mask=False, verbose=False)["input_ids"]
+            cut = [len(long) > len(ids) for long, ids in zip(whole, encoded["input_ids"], strict=True)]
+        return {**encoded.data, _CUT: cut, **{name: batch[name] for name in self.kept}}
+
+
+def tokenise(
+    raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig, *, texts: tuple[str, ...]
+) -> tuple[DatasetDict, dict[str, int]]:
+    """Encodes one text, or a pair, a row; other columns are kept as they are.
+
+    The result is cached under the contents of the rows and all that the tokens depend on, and found there
+    by later runs and by the other processes of this one, which wait for it at a file lock.
+
+    Args:
+        raw: splits with the columns `texts`.
+        tokenizer: what encodes them.
+        data: `max_length`, `preprocessing_num_workers` and `overwrite_cache`.
+        texts: one column, or two.
+
+    Returns:
+        The splits with `input_ids` (and what else the tokenizer makes but attention masks, which padding
+        makes), and how many rows of each were cut to `max_length`.
+    """
+    encoded = DatasetDict()
+    truncated: dict[str, int] = {}
+    for split, rows in raw.items():
+        kept = tuple(name for name in rows.column_names if name not in texts)
+        key = key_of(
+            _TOKENISING,
+            [datasets.__version__, transformers.__version__],
+            _contents(rows),
+            _identity(tokenizer),
+            data.max_length,
+            texts,
+        )
+        path = cache_dir() / "tokens" / f"{key}.arrow"
+        with locked(path), _progress_bars():
+            # One process a machine may write over the cache; the others would write the same again.
+            fresh = data.overwrite_cache and os.environ.get("LOCAL_RANK", "0") == "0"
+            # The contents name the result: datasets' own fingerprint pickles the tokenizer, whose state
+            # changes with its first use (datasets 5.2), and finds nothing again.
+            result = rows.map(
+                _Tokenise(tokenizer=tokenizer, texts=texts, kept=kept, max_length=data.max_length),
+                batched=True,
+                remove_columns=rows.column_names,
+                cache_file_name=str(path),
+                load_from_cache_file=not fresh,
+                new_fingerprint=key,
+                num_proc=data.preprocessing_num_workers,
+                desc=f"tokenising {split}",
+            )
+        cut = result.select_columns([_CUT]).with_format("arrow")[:].column(0)
+        truncated[split] = int(pc.sum(cut).as_py() or 0)
+        encoded[split] = result.remove_columns([_CUT])
+    return encoded, truncated
+
+
+def _contents(rows: Dataset) -> str:
+    """A hash of the cells of all columns, in order."""
+    digest = xxhash.xxh3_128(repr(rows.features).encode())
+    for batch in rows.with_format("arrow").iter(batch_size=10_000):
+        # Copied into whole chunks, or the bytes would depend on how the rows were sliced before.
+        for part in batch.combine_chunks().to_batches():
+            digest.update(part.serialize())
+    return digest.hexdigest()
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """What the tokens depend on. Truncation and padding are left out: they are state of the last call."""
+    shared = [tokenizer.truncation_side, tokenizer.model_input_names]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        own = sorted(tokenizer.init_kwargs.items())
+        return [*shared, type(tokenizer).__qualname__, tokenizer.get_vocab(), repr(own)]
+    state = json.loads(backend.to_str())
+    return [*shared, {**state, "truncation": None, "padding": None}]
+
+
+@contextmanager
+def _progress_bars() -> Iterator[None]:
+    """Bars only in a terminal, and only from the first machine."""
+    were_off = datasets.are_progress_bars_disabled()
+    if not sys.stderr.isatty() or os.environ.get("GROUP_RANK", "0") != "0":
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_off:
+            datasets.enable_progress_bars()
