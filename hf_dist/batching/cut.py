@@ -8,11 +8,13 @@ and nothing is better to join it than the next longest. So the smallest threshol
 gives the smallest possible maximum, and a search over thresholds finds it.
 
 Windows (stretches of rows ordered on their own) are cut side by side, as vectors: a Python loop over the
-micro-batches of one window serves all of them. So are the thresholds tried on a single window.
+micro-batches of one window serves all of them. A single window is walked by plain numbers, which is faster
+than vectors of one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -64,25 +66,60 @@ class Ordered:
 
     def starts(self, threshold: float | Costs) -> Positions:
         """First rows of the micro-batches when each is filled up to `threshold` (and the cap), sorted."""
+        if len(self.bounds) == 2:
+            return np.array(self._starts_of_one_window(float(threshold), self.size), dtype=np.int64)
         limits = np.broadcast_to(np.asarray(threshold, dtype=np.float64), (len(self.bounds) - 1,))
         found = [position for position, _ in self._walk(self.bounds[:-1], self.bounds[1:], limits)]
         return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
     def counts(self, threshold: float | Costs) -> Positions:
         """Number of micro-batches in each window at `threshold` (one number, or one per window)."""
+        if len(self.bounds) == 2:
+            return np.array([len(self._starts_of_one_window(float(threshold), self.size))])
         limits = np.broadcast_to(np.asarray(threshold, dtype=np.float64), (len(self.bounds) - 1,))
-        return self._count(self.bounds[:-1], self.bounds[1:], limits)
-
-    def counts_of_one_window(self, thresholds: Costs) -> Positions:
-        """Number of micro-batches at each of several thresholds, all rows taken as one window."""
-        zeros = np.zeros(len(thresholds), dtype=np.int64)
-        return self._count(zeros, zeros + self.size, thresholds)
-
-    def _count(self, begin: Positions, ends: Positions, limits: Costs) -> Positions:
-        counts = np.zeros(len(begin), dtype=np.int64)
-        for _, walker in self._walk(begin, ends, limits):
+        counts = np.zeros(len(limits), dtype=np.int64)
+        for _, walker in self._walk(self.bounds[:-1], self.bounds[1:], limits):
             counts[walker] += 1
         return counts
+
+    def fits(self, threshold: float, count: int) -> bool:
+        """Whether `count` micro-batches are enough at `threshold`."""
+        if len(self.bounds) == 2:
+            return len(self._starts_of_one_window(threshold, count)) <= count
+        return int(self.counts(threshold).sum()) <= count
+
+    def _starts_of_one_window(self, threshold: float, most: int) -> list[int]:
+        """First rows of the micro-batches; gives up once there are more than `most`."""
+        limit = threshold * _ROUNDING
+        starts: list[int] = []
+        position = 0
+        if self._one_part:
+            cost = self.cost.data
+            cap_rows = None if self._cap_rows is None else self._cap_rows.data
+            while position < self.size and len(starts) <= most:
+                starts.append(position)
+                rows = int(min(limit / cost[position], self.size))
+                if cap_rows is not None and rows > cap_rows[position]:
+                    rows = cap_rows[position]
+                position += max(rows, 1)
+            return starts
+        cap = math.inf if self.cap is None else self.cap
+        weight = self.attention_weight
+        longest: list[int] = []
+        rows = 0
+        for position, lengths in enumerate(self.lengths.tolist()):
+            longer = list(map(max, longest, lengths)) if rows else lengths
+            rows += 1
+            if rows > 1 and (
+                rows * sum(longer) > cap or rows * sum(x * (1.0 + weight * x) for x in longer) > limit
+            ):
+                longer, rows = lengths, 1
+            if rows == 1:
+                starts.append(position)
+                if len(starts) > most:
+                    break
+            longest = longer
+        return starts
 
     def _walk(
         self, begin: Positions, ends: Positions, limits: Costs
@@ -126,7 +163,7 @@ def shapes(ordered: Ordered, starts: Positions) -> tuple[Positions, Costs]:
     """(computed tokens, cost) of the micro-batches that begin at `starts` (sorted, the first is row 0)."""
     if not len(starts):
         return np.zeros(0, dtype=np.int64), np.zeros(0)
-    rows = np.diff(starts, append=ordered.size)
+    rows: Positions = np.diff(starts, append=ordered.size)
     one_part = ordered.lengths.ndim == 1
     longest = ordered.lengths[starts] if one_part else np.maximum.reduceat(ordered.lengths, starts)
     longest = longest.astype(np.int64)
@@ -163,25 +200,18 @@ def cut_exactly(ordered: Ordered, count: int) -> Positions | None:
         return np.arange(ordered.size)
     low = float(ordered.cost.sum()) / count * 0.999
     high = max(low, ordered.largest_cost())
-    if int(ordered.counts(high).sum()) > count:
+    if not ordered.fits(high, count):
         return None
+    while high - low > 1e-4 * high:
+        # Near the cap's own threshold nothing changes, so the first steps of the search are long ones.
+        middle = (low + high) / 2 if high < 2 * low else (low * high) ** 0.5
+        low, high = (low, middle) if ordered.fits(middle, count) else (middle, high)
     if len(ordered.bounds) > 2:
-        return _cut_windows(ordered, count, low, high)
-    while high - low > 1e-6 * high:
-        tried = np.linspace(low, high, 34)[1:-1]
-        enough = int(np.argmax(np.append(ordered.counts_of_one_window(tried) <= count, True)))
-        low, high = (tried[enough - 1] if enough else low), (tried[enough] if enough < len(tried) else high)
+        return _cut_windows(ordered, count, high)
     return split_dearest(ordered, ordered.starts(high), count)
 
 
-def _cut_windows(ordered: Ordered, count: int, low: float, high: float) -> Positions:
-    # Beyond the cap's threshold nothing changes, so the first steps of the search are long ones.
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2 if high < 2 * low else (low * high) ** 0.5
-        if int(ordered.counts(middle).sum()) <= count:
-            high = middle
-        else:
-            low = middle
+def _cut_windows(ordered: Ordered, count: int, high: float) -> Positions:
     share = ordered.counts(high)
     # What is left over goes to windows that can take one more; which ones hardly matters.
     spare = count - int(share.sum())

@@ -31,6 +31,8 @@ def split_anew(
     Args:
         lengths: padded lengths of the rows, (k,) or (k, d).
         slots: how many micro-batches; fewer come back where there are fewer rows.
+        cap: most computed tokens of a micro-batch of more than one row; None for no cap.
+        attention_weight: quadratic term of the cost.
         planned: a split that is known to fit the cap, as places in `lengths`. Rows of several parts can't
             always be split anew in as few; then the dearest of these are halved.
     """
@@ -64,6 +66,10 @@ def deal(
     Args:
         lengths: padded lengths of the step's rows, (k,) or (k, d).
         planned: the plan's micro-batches as places in `lengths`, or None where the plan has none.
+        data_parallel_size: ranks.
+        accumulation_steps: forward passes of each rank.
+        cap: most computed tokens of a micro-batch of more than one row; None for no cap.
+        attention_weight: quadratic term of the cost.
 
     Returns:
         One array of places per slot, accumulation index by accumulation index, dearest first, and rank by
@@ -83,42 +89,36 @@ def deal(
     if planned is None:
         parts = split_anew(lengths, slots, cap=cap, attention_weight=attention_weight, planned=None)
     else:
-        parts = _fill_slots(lengths, planned, data_parallel_size, slots, cap, attention_weight)
+        kept, redone = _kept_and_redone(lengths, planned, data_parallel_size, slots)
+        parts = kept
+        if redone:
+            places = np.concatenate(redone)
+            local = np.split(np.arange(len(places)), np.cumsum([len(part) for part in redone])[:-1])
+            fresh = split_anew(
+                lengths[places], slots - len(kept), cap=cap, attention_weight=attention_weight, planned=local
+            )
+            parts = kept + [places[part] for part in fresh]
     cost = [_cost(lengths[part], attention_weight) for part in parts]
     dearest_first = sorted(range(len(parts)), key=lambda index: -cost[index])
     dealt: list[Positions | None] = [parts[index] for index in dearest_first]
     return dealt + [None] * (slots - len(dealt))
 
 
-def _fill_slots(
-    lengths: IntArray,
-    planned: list[Positions],
-    data_parallel_size: int,
-    slots: int,
-    cap: int | None,
-    attention_weight: float,
-) -> list[Positions]:
-    """The planned micro-batches, with as many split anew as it takes to fill the slots."""
+def _kept_and_redone(
+    lengths: IntArray, planned: list[Positions], data_parallel_size: int, slots: int
+) -> tuple[list[Positions], list[Positions]]:
+    """(micro-batches that stay as planned, those to split anew so that all slots are filled)."""
     missing = slots - len(planned)
     if missing == 0:
-        return planned
-    if missing < data_parallel_size:
-        # Only one accumulation index is not full: split what would be in it, those of the shortest rows,
-        # which divide most finely and pad least. The others stay as planned.
-        again = data_parallel_size - missing
-        longest = [int(row_tokens(lengths[part]).max()) for part in planned]
-        by_length = sorted(range(len(planned)), key=lambda index: longest[index])
-        kept = [planned[index] for index in by_length[again:]]
-        redone = [planned[index] for index in by_length[:again]]
-    else:
-        kept, redone = [], planned
-    places = np.concatenate(redone)
-    offsets = np.cumsum([0] + [len(part) for part in redone])
-    local = [np.arange(a, b) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
-    fresh = split_anew(
-        lengths[places], slots - len(kept), cap=cap, attention_weight=attention_weight, planned=local
-    )
-    return kept + [places[part] for part in fresh]
+        return planned, []
+    if missing >= data_parallel_size:
+        return [], planned
+    # Only one accumulation index is not full: split what would be in it, the micro-batches of the shortest
+    # rows, which divide most finely and pad least.
+    again = data_parallel_size - missing
+    longest = [int(row_tokens(lengths[part]).max()) for part in planned]
+    by_length = sorted(range(len(planned)), key=lambda index: longest[index])
+    return [planned[index] for index in by_length[again:]], [planned[index] for index in by_length[:again]]
 
 
 def _cost(lengths: IntArray, attention_weight: float) -> float:

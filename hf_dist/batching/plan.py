@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_dist.batching.budget import Batching, ExampleBatching, TokenBatching
+from hf_dist.batching.classes import draw_steps
 from hf_dist.batching.cost import IntArray, check_lengths, row_cost, row_tokens
 from hf_dist.batching.cut import Ordered, cut_exactly, shapes
 from hf_dist.batching.deal import deal
 from hf_dist.batching.evaluation import plan_evaluation
 from hf_dist.batching.micro_batch import MicroBatch, Shapes
-from hf_dist.batching.order import choose_window, sort_windows, window_bounds
+from hf_dist.batching.order import choose_window, shuffled, sort_windows, window_bounds
 from hf_dist.batching.strata import steps_of_strata, worst_step
 from hf_dist.errors import ConfigError, DataError
 
@@ -285,7 +286,7 @@ class Plan:
         return target * (1 + self.attention_weight * length)
 
     def _ordered(self, epoch: int, window: int) -> tuple[Ordered, NDArray[np.int64]]:
-        order = self._random(epoch).permutation(self.rows)
+        order = shuffled(self.rows, self._random(epoch))
         if self._kept is not None:
             order = self._kept[order]
         bounds = window_bounds(self.rows, window)
@@ -323,10 +324,9 @@ class Plan:
     ) -> _Layout:
         count, per_step = self.micro_batches_per_epoch, self.micro_batches_per_step
         assert len(starts) == count
-        random = np.random.default_rng([self.seed, epoch, 1])
-        parts = random.permutation(count)
+        cost = shapes(ordered, starts)[1]
+        parts = draw_steps(cost, per_step, np.random.default_rng([self.seed, epoch, 1]))
         if epoch == 0 and self.probe_longest_first:
-            cost = shapes(ordered, starts)[1]
             dearest = int(np.argmax(cost[parts])) // per_step
             if dearest < count // per_step:
                 first, second = slice(0, per_step), slice(dearest * per_step, (dearest + 1) * per_step)
@@ -354,7 +354,7 @@ class Plan:
 
     def _example_layout(self, epoch: int) -> _Layout:
         assert isinstance(self.batching, ExampleBatching)
-        order = self._random(epoch).permutation(self.rows)
+        order = shuffled(self.rows, self._random(epoch))
         if self._kept is not None:
             order = self._kept[order]
         per_step = self.batching.examples_per_step
