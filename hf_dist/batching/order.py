@@ -66,7 +66,7 @@ def sort_windows(
 
 def _sort_windows_of_parts(
     padded_lengths: IntArray, order: NDArray[np.int64], bounds: NDArray[np.int64]
-) -> IntArray:
+) -> NDArray[np.int64]:
     sorted_rows = np.empty_like(order)
     for left, right in itertools.pairwise(bounds):
         rows = order[left:right]

@@ -16,49 +16,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_dist.batching.budget import Batching, ExampleBatching, TokenBatching
-from hf_dist.batching.classes import draw_steps
 from hf_dist.batching.cost import IntArray, check_lengths, row_cost, row_tokens
-from hf_dist.batching.cut import Ordered, cut_exactly, shapes
 from hf_dist.batching.deal import deal
 from hf_dist.batching.evaluation import plan_evaluation
+from hf_dist.batching.layout import ExampleSteps, Layout, TokenSteps
 from hf_dist.batching.micro_batch import MicroBatch, Shapes
-from hf_dist.batching.order import choose_window, shuffled, sort_windows, window_bounds
-from hf_dist.batching.strata import steps_of_strata, worst_step
 from hf_dist.errors import ConfigError, DataError
 
 __all__ = ["EpochPlan", "ExampleBatching", "MicroBatch", "Plan", "TokenBatching", "plan_evaluation"]
 
 # Goes into the fingerprint: a change of the algorithm makes other steps of the same arguments.
 _VERSION = 1
-# An epoch is stretched by this share at most so that its last step is a full one.
-_ROUND_UP = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layout:
-    """Rows in cutting order, and where micro-batches and steps begin (CSR).
-
-    `starts` are the micro-batches' first places in `rows`, `step_parts` the micro-batches of all steps, one
-    step after the other; a plan of examples has none, and steps are stretches of `rows`.
-    """
-
-    rows: NDArray[np.int64]
-    starts: NDArray[np.int64] | None
-    step_parts: NDArray[np.int64] | None
-    step_bounds: NDArray[np.int64]
 
 
 class EpochPlan:
     """One epoch: its steps, and how each is dealt to the hardware."""
 
-    def __init__(self, plan: Plan, epoch: int, layout: _Layout) -> None:
+    def __init__(self, plan: Plan, epoch: int, layout: Layout) -> None:
         self.plan = plan
         self.epoch = epoch
         self._layout = layout
@@ -69,11 +50,11 @@ class EpochPlan:
     def planned(self, step: int) -> list[NDArray[np.int64]] | None:
         """Row numbers of the step's planned micro-batches; None for a plan of examples, which has none."""
         layout = self._layout
-        if layout.step_parts is None or layout.starts is None:
+        if layout.step_parts is None or layout.bounds is None:
             return None
         left, right = layout.step_bounds[self._check(step) :][:2]
         parts = layout.step_parts[left:right]
-        return [layout.rows[layout.starts[part] : layout.starts[part + 1]] for part in parts]
+        return [layout.rows[layout.bounds[part] : layout.bounds[part + 1]] for part in parts]
 
     def step_rows(self, step: int) -> NDArray[np.int64]:
         """Row numbers of a step, each once."""
@@ -166,13 +147,18 @@ class Plan:
         self._kept, self.dropped_rows = _keep(self.shapes, batching)
         self.dropped = len(self.dropped_rows)
         self.rows = len(lengths) - self.dropped
-        self._cached: EpochPlan | None = None
-        self._reference: _Layout | None = None
-        self.micro_batches_per_epoch = 0
+        steps: TokenSteps | ExampleSteps
         if isinstance(batching, TokenBatching):
-            self._plan_tokens(batching)
+            steps = TokenSteps(self.shapes, self._kept, batching, seed, self.attention_weight)
+            self.micro_batches_per_epoch = steps.micro_batches_per_epoch
         else:
-            self._plan_examples(batching)
+            steps = ExampleSteps(self.shapes, self._kept, batching, seed)
+            self.micro_batches_per_epoch = 0
+        self._steps = steps
+        self.window = steps.window
+        self.steps_per_epoch = steps.steps_per_epoch
+        self.micro_batches_per_step = steps.micro_batches_per_step
+        self._cached: EpochPlan | None = None
 
     @classmethod
     def build(
@@ -221,14 +207,13 @@ class Plan:
     def epoch(self, epoch: int) -> EpochPlan:
         """The plan of one epoch; the last one asked for is kept."""
         if self._cached is None or self._cached.epoch != epoch:
-            self._cached = None
-            of_tokens = isinstance(self.batching, TokenBatching)
-            layout = self._token_layout(epoch) if of_tokens else self._example_layout(epoch)
+            self._cached = None  # Two epochs of ten million rows need not be held at once.
+            layout = self._steps.layout(epoch)
+            if epoch == 0 and self.probe_longest_first:
+                cost = row_cost(self.shapes.padded[layout.rows], self.attention_weight)
+                layout = layout.dearest_first(cost)
             self._cached = EpochPlan(self, epoch, layout)
         return self._cached
-
-    def _random(self, epoch: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, epoch])
 
     def _fingerprint(self, lengths: IntArray) -> str:
         arguments = {
@@ -243,132 +228,6 @@ class Plan:
         digest = hashlib.blake2b(json.dumps(arguments, sort_keys=True).encode(), digest_size=16)
         digest.update(lengths.astype("<i4", copy=False).data)
         return digest.hexdigest()
-
-    # Steps of tokens ---------------------------------------------------------------------------------
-
-    def _plan_tokens(self, batching: TokenBatching) -> None:
-        target = batching.tokens_per_micro_batch
-        kept = self.shapes.padded if self._kept is None else self.shapes.padded[self._kept]
-        self.window = batching.window or choose_window(kept, target)
-        self.micro_batches_per_step = batching.micro_batches_per_step
-        self.steps_per_epoch = 0
-        if not self.rows:
-            return
-        del kept
-        ordered, rows = self._ordered(0, self.window)
-        count = int(ordered.counts(self._threshold(ordered, target)).sum())
-        windows = len(ordered.bounds) - 1
-        if windows > 1:
-            # The count differs a little from shuffle to shuffle; epochs that need more are rare then.
-            count += int(np.ceil(windows**0.5))
-        full_steps = -(-count // self.micro_batches_per_step) * self.micro_batches_per_step
-        if full_steps <= count * (1 + _ROUND_UP):
-            count = full_steps
-        count = min(count, self.rows)
-        self.micro_batches_per_epoch = count
-        self.micro_batches_per_step = min(self.micro_batches_per_step, count)
-        self.steps_per_epoch = -(-count // self.micro_batches_per_step)
-        starts = cut_exactly(ordered, count)
-        assert starts is not None
-        self._cached = EpochPlan(self, 0, self._draw_steps(0, rows, starts, ordered))
-
-    def _threshold(self, ordered: Ordered, target: int) -> float:
-        """Cost that a micro-batch of `target` tokens may have.
-
-        Rows for which attention costs more take fewer tokens, so that all micro-batches cost alike. The
-        level is that of the shortest rows but the 10 % of tokens in those shorter still.
-        """
-        if not self.attention_weight:
-            return float(target)
-        tokens = np.sort(row_tokens(ordered.lengths))
-        total = np.cumsum(tokens, dtype=np.int64)
-        length = int(tokens[np.searchsorted(total, total[-1] // 10)])
-        return target * (1 + self.attention_weight * length)
-
-    def _ordered(self, epoch: int, window: int) -> tuple[Ordered, NDArray[np.int64]]:
-        order = shuffled(self.rows, self._random(epoch))
-        if self._kept is not None:
-            order = self._kept[order]
-        bounds = window_bounds(self.rows, window)
-        rows = sort_windows(self.shapes.padded, order, bounds)
-        ordered = Ordered(
-            self.shapes.padded[rows],
-            cap=self.batching.max_tokens_per_device,
-            attention_weight=self.attention_weight,
-            bounds=bounds,
-        )
-        return ordered, rows
-
-    def _token_layout(self, epoch: int) -> _Layout:
-        window = self.window
-        if not self.rows:
-            none = np.zeros(0, dtype=np.int64)
-            return _Layout(rows=none, starts=none, step_parts=none, step_bounds=np.zeros(1, dtype=np.int64))
-        while True:
-            ordered, rows = self._ordered(epoch, window)
-            starts = cut_exactly(ordered, self.micro_batches_per_epoch)
-            if starts is not None:
-                return self._draw_steps(epoch, rows, starts, ordered)
-            if window >= self.rows:
-                break
-            window *= 2
-        # Rows of several parts only: no order is sure to need the fewest micro-batches, but epoch 0's
-        # fits. The steps differ all the same.
-        ordered, rows = self._ordered(0, self.window)
-        starts = cut_exactly(ordered, self.micro_batches_per_epoch)
-        assert starts is not None
-        return self._draw_steps(epoch, rows, starts, ordered)
-
-    def _draw_steps(
-        self, epoch: int, rows: NDArray[np.int64], starts: NDArray[np.int64], ordered: Ordered
-    ) -> _Layout:
-        count, per_step = self.micro_batches_per_epoch, self.micro_batches_per_step
-        assert len(starts) == count
-        cost = shapes(ordered, starts)[1]
-        parts = draw_steps(cost, per_step, np.random.default_rng([self.seed, epoch, 1]))
-        if epoch == 0 and self.probe_longest_first:
-            dearest = int(np.argmax(cost[parts])) // per_step
-            if dearest < count // per_step:
-                first, second = slice(0, per_step), slice(dearest * per_step, (dearest + 1) * per_step)
-                parts[first], parts[second] = parts[second].copy(), parts[first].copy()
-            else:
-                # The last step holds fewer: exchange the one micro-batch instead.
-                place = int(np.argmax(cost[parts]))
-                parts[0], parts[place] = parts[place], parts[0]
-        bounds = np.minimum(np.arange(self.steps_per_epoch + 1, dtype=np.int64) * per_step, count)
-        ends = np.append(starts, len(rows))
-        return _Layout(rows=rows, starts=ends, step_parts=parts, step_bounds=bounds)
-
-    # Steps of examples -------------------------------------------------------------------------------
-
-    def _plan_examples(self, batching: ExampleBatching) -> None:
-        self.window = batching.window or max(1, self.rows)
-        self.steps_per_epoch = -(-self.rows // batching.examples_per_step)
-        self.micro_batches_per_step = 1
-        if batching.max_tokens_per_device is not None:
-            kept = self.shapes.padded if self._kept is None else self.shapes.padded[self._kept]
-            for lengths in worst_step(kept, batching.examples_per_step, self.window):
-                ordered = Ordered(lengths, cap=batching.max_tokens_per_device)
-                count = int(ordered.counts(np.inf).sum())
-                self.micro_batches_per_step = max(self.micro_batches_per_step, count)
-
-    def _example_layout(self, epoch: int) -> _Layout:
-        assert isinstance(self.batching, ExampleBatching)
-        order = shuffled(self.rows, self._random(epoch))
-        if self._kept is not None:
-            order = self._kept[order]
-        per_step = self.batching.examples_per_step
-        rows = steps_of_strata(
-            self.shapes.padded, order, per_step, self.window, np.random.default_rng([self.seed, epoch, 1])
-        )
-        bounds = np.minimum(np.arange(self.steps_per_epoch + 1, dtype=np.int64) * per_step, self.rows)
-        if epoch == 0 and self.probe_longest_first and self.steps_per_epoch > 1:
-            cost = row_cost(self.shapes.padded[rows], self.attention_weight)
-            full = self.rows // per_step
-            dearest = int(np.argmax(cost[: full * per_step])) // per_step
-            first, second = slice(0, per_step), slice(dearest * per_step, (dearest + 1) * per_step)
-            rows[first], rows[second] = rows[second].copy(), rows[first].copy()
-        return _Layout(rows=rows, starts=None, step_parts=None, step_bounds=bounds)
 
 
 def _keep(shapes: Shapes, batching: Batching) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
