@@ -43,12 +43,12 @@ def build(config: RunConfig | None = None, **settings: Any) -> Recipe:
     Raises:
         HfDistError: For settings or data that can't be trained on.
     """
-    return assemble(TextClassification(), config or make_config(DEFAULTS, **settings))
+    return assemble(TextClassification, config or make_config(DEFAULTS, **settings))
 
 
 def main() -> None:
     """Runs the recipe from the command line."""
-    run_recipe(TextClassification(), description=__doc__ or "", defaults=DEFAULTS)
+    run_recipe(TextClassification, description=__doc__ or "", defaults=DEFAULTS)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ class RecipeTask(TaskSpec, Protocol):
     name: str
     auto_class: Any
 
+    def __init__(self, *, pad_to_multiple_of: int) -> None:
+        """Makes the task; `collate` pads rows to a multiple of so many tokens."""
+
     def load(self, data: DataConfig, model: ModelConfig) -> DatasetDict:
         """Loads and checks the raw splits."""
 
@@ -72,7 +75,7 @@ class Recipe:
         if arguments.do_train:
             results.update(self._train())
         if arguments.do_eval:
-            metrics = self.trainer.evaluate(self._split("validation"))
+            metrics = self._last_evaluation() or self.trainer.evaluate(self._split("validation"))
             self.trainer.save_metrics("eval", metrics, combined=False)
             results.update(metrics)
         if arguments.do_predict:
@@ -106,6 +109,16 @@ class Recipe:
         metrics = {**output_of_training.metrics, **trainer.throughput_metrics()}
         trainer.save_metrics("train", metrics, combined=False)
         return metrics
+
+    def _last_evaluation(self) -> dict[str, float] | None:
+        """Scores of an evaluation that the training ended with, if the model is still the same."""
+        if self.trainer.args.load_best_model_at_end:
+            return None
+        state = self.trainer.state
+        for entry in reversed(state.log_history):
+            if "eval_runtime" in entry and entry["step"] == state.global_step:
+                return {name: value for name, value in entry.items() if name != "step"}
+        return None
 
     def _predict(self) -> dict[str, float]:
         predicted = self.trainer.predict(self._split("test"))

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
+import transformers
 import yaml
 from datasets import DatasetDict
 from transformers import (
@@ -48,13 +50,16 @@ logger = logging.getLogger("hf_dist")
 
 
 def _log_on_rank_0() -> None:
-    """Our own log goes to stderr from rank 0; libraries stay at their warnings."""
+    """Our own log goes to stderr from rank 0, and progress bars only to a terminal."""
     logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
+    if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
+        transformers.utils.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
 
 
 def _modes(config: RunConfig) -> RunConfig:
@@ -112,9 +117,10 @@ class _Prepared:
     world_size: int
 
 
-def _prepare(task: RecipeTask, config: RunConfig) -> _Prepared:
+def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     """Checks the settings, loads and tokenises the data and plans the steps."""
     _log_on_rank_0()
+    task = task_class(pad_to_multiple_of=config.batching.pad_to_multiple_of)
     config = _modes(config)
     arguments = config.training_arguments
     if "output_dir" in arguments:
@@ -130,21 +136,21 @@ def _prepare(task: RecipeTask, config: RunConfig) -> _Prepared:
     model_config = task.model_config(tokenizer, config.model)
     if config.model.dropout is not None:
         set_dropout(model_config, config.model.dropout)
-    datasets, truncated = task.encode(raw, tokenizer, config.data)
+    encoded, truncated = task.encode(raw, tokenizer, config.data)
     for split, count in truncated.items():
         if count:
             logger.info(
                 "%s: %d of %d examples truncated to --max_length %d tokens",
                 split,
                 count,
-                len(datasets[split]),
+                len(encoded[split]),
                 config.data.max_length,
             )
     plan = None
     if arguments.get("do_train"):
         plan = make_plan(
             config,
-            lengths_of(datasets["train"]),
+            lengths_of(encoded["train"]),
             data_parallel_size=world_size,
             attention_weight=attention_weight(model_config),
         )
@@ -155,7 +161,7 @@ def _prepare(task: RecipeTask, config: RunConfig) -> _Prepared:
         config=config,
         tokenizer=tokenizer,
         model_config=model_config,
-        datasets=datasets,
+        datasets=encoded,
         plan=plan,
         world_size=world_size,
     )
@@ -219,7 +225,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
     )
 
 
-def assemble(task: RecipeTask, config: RunConfig) -> Recipe:
+def assemble(task: type[RecipeTask], config: RunConfig) -> Recipe:
     """Builds everything a run needs, up to the Trainer; nothing is trained.
 
     Raises:
@@ -229,7 +235,7 @@ def assemble(task: RecipeTask, config: RunConfig) -> Recipe:
 
 
 def run_recipe(
-    task: RecipeTask,
+    task: type[RecipeTask],
     *,
     description: str,
     defaults: Mapping[str, Any],
