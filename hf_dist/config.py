@@ -97,7 +97,9 @@ class BatchingConfig:
         None, "Cut each step into so many forward passes a rank; default: as few as the plan allows."
     )
     window: int | None = _option(None, "Examples sorted by length together; default: chosen from the data.")
-    pad_to_multiple_of: int = _option(8, "Rows are padded to a multiple of this many tokens.")
+    pad_to_multiple_of: int | None = _option(
+        None, "Rows are padded to a multiple of this many tokens; default: 8 with --bf16 or --fp16, else 1."
+    )
     too_long: TooLong = _option(
         "error", "An example longer than the cap: an error, a forward pass of its own, or dropped."
     )

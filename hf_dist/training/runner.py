@@ -62,9 +62,19 @@ def _log_on_rank_0() -> None:
         datasets.disable_progress_bars()
 
 
-def _modes(config: RunConfig) -> RunConfig:
-    """Without --do_train, --do_eval and --do_predict a recipe trains and evaluates."""
+def _resolve(config: RunConfig) -> RunConfig:
+    """Fills in the defaults that depend on other settings.
+
+    Without --do_train, --do_eval and --do_predict a recipe trains and evaluates.
+    """
     arguments = dict(config.training_arguments)
+    batching = config.batching
+    if batching.pad_to_multiple_of is None:
+        # Tensor cores want multiples of 8 in half precision; elsewhere rounding up is only padding.
+        half = arguments.get("bf16") or arguments.get("fp16")
+        batching = dataclasses.replace(batching, pad_to_multiple_of=8 if half else 1)
+    if batching.batching == "tokens" and batching.tokens_per_step is None:
+        batching = dataclasses.replace(batching, tokens_per_step=batching.max_tokens_per_device)
     if not any(arguments.get(name) for name in ("do_train", "do_eval", "do_predict")):
         arguments.update(do_train=True, do_eval=True)
     if not arguments.get("do_train") and config.model.model_name_or_path is None:
@@ -74,7 +84,7 @@ def _modes(config: RunConfig) -> RunConfig:
     if not arguments.get("do_train"):
         # Nothing is trained, so nothing is evaluated or saved on the way.
         arguments.update(eval_strategy="no", save_strategy="no", load_best_model_at_end=False)
-    return dataclasses.replace(config, training_arguments=arguments)
+    return dataclasses.replace(config, batching=batching, training_arguments=arguments)
 
 
 def _make_arguments(config: RunConfig, extra: Mapping[str, Any], best_metric: str) -> TrainingArguments:
@@ -120,8 +130,8 @@ class _Prepared:
 def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     """Checks the settings, loads and tokenises the data and plans the steps."""
     _log_on_rank_0()
-    task = task_class(pad_to_multiple_of=config.batching.pad_to_multiple_of)
-    config = _modes(config)
+    config = _resolve(config)
+    task = task_class(pad_to_multiple_of=config.batching.pad_to_multiple_of or 1)
     arguments = config.training_arguments
     if "output_dir" in arguments:
         output.check_output_dir(arguments["output_dir"], trains=arguments.get("do_train", False))
@@ -203,7 +213,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
         eval_dataset=prepared.datasets.get("validation"),
         processing_class=prepared.tokenizer,
         max_tokens_per_device=config.batching.max_tokens_per_device,
-        pad_to_multiple_of=config.batching.pad_to_multiple_of,
+        pad_to_multiple_of=config.batching.pad_to_multiple_of or 1,
         loss_normalization=loop.loss_normalization,
         dump_batches=config.batching.dump_batches,
         callbacks=callbacks,

@@ -23,7 +23,7 @@ def _batching(
         return TokenBatching(
             max_tokens_per_device=config.max_tokens_per_device,
             tokens_per_step=config.tokens_per_step or config.max_tokens_per_device,
-            pad_to_multiple_of=config.pad_to_multiple_of,
+            pad_to_multiple_of=config.pad_to_multiple_of or 1,
             window=config.window,
             too_long=config.too_long,
         )
@@ -35,7 +35,7 @@ def _batching(
     return ExampleBatching(
         examples_per_step=examples_per_step,
         max_tokens_per_device=config.max_tokens_per_device,
-        pad_to_multiple_of=config.pad_to_multiple_of,
+        pad_to_multiple_of=config.pad_to_multiple_of or 1,
         window=config.window,
         too_long=config.too_long,
     )
