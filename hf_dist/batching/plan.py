@@ -64,6 +64,21 @@ class EpochPlan:
         left, right = self._layout.step_bounds[self._check(step) :][:2]
         return self._layout.rows[left:right].copy()
 
+    def step_totals(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(rows, real tokens) of every step."""
+        layout = self._layout
+        lengths = self.plan.shapes.lengths
+        tokens = row_tokens(lengths)[layout.rows].astype(np.int64)
+        if layout.bounds is None or layout.step_parts is None:
+            rows = np.ones(len(tokens), dtype=np.int64)
+        elif len(tokens):
+            rows, tokens = np.diff(layout.bounds), np.add.reduceat(tokens, layout.bounds[:-1])
+            rows, tokens = rows[layout.step_parts], tokens[layout.step_parts]
+        if not len(tokens):
+            return tokens, tokens
+        starts = layout.step_bounds[:-1]
+        return np.add.reduceat(rows, starts), np.add.reduceat(tokens, starts)
+
     def deal(self, step: int, data_parallel_size: int, accumulation_steps: int) -> list[list[MicroBatch]]:
         """Micro-batches of a step as `[accumulation index][rank]`.
 
