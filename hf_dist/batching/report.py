@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_dist.batching.cost import row_cost
+from hf_dist.batching.cost import row_cost, row_tokens
 from hf_dist.batching.plan import MicroBatch, Plan
 
 # Steps that are dealt to measure waiting and padding; more say nothing new.
@@ -70,19 +70,18 @@ class PlanReport:
         planned = plan.epoch(epoch)
         steps = plan.steps_per_epoch
         totals = planned.step_totals()
-        sampled = (
-            np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLED_STEPS)).astype(int)) if steps else []
-        )
+        sampled: list[int] = []
+        if steps:
+            sampled = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLED_STEPS)).astype(int)).tolist()
         waited = needed = computed = real = fillers = 0.0
         for step in sampled:
-            for forward in planned.deal(int(step), data_parallel_size, accumulation):
+            for forward in planned.deal(step, data_parallel_size, accumulation):
                 costs = [micro_batch_cost(plan, batch) for batch in forward]
                 waited += max(costs)
                 needed += sum(costs) / len(costs)
                 computed += sum(batch.computed_tokens for batch in forward)
                 real += sum(batch.real_tokens for batch in forward)
                 fillers += sum(batch.filler for batch in forward)
-        lengths = plan.shapes.lengths
         return cls(
             data_parallel_size=data_parallel_size,
             accumulation_steps=accumulation,
@@ -97,7 +96,7 @@ class PlanReport:
             rows_per_step=totals[0],
             tokens_per_step=totals[1],
             neighbour_correlation=_neighbour_correlation(totals[1] / np.maximum(totals[0], 1)),
-            row_tokens=lengths if lengths.ndim == 1 else lengths.sum(axis=1),
+            row_tokens=row_tokens(plan.shapes.lengths).astype(np.int64),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -140,6 +139,8 @@ class PlanReport:
         counts, _ = np.histogram(self.row_tokens, bins=[0, *edges[1:]])
         lines = ["tokens of a row:"]
         for low, high, count in zip([0, *edges[1:-1]], edges[1:], counts, strict=True):
+            if not count and len(lines) == 1:
+                continue
             bar = "#" * round(_BAR * count / counts.max())
             lines.append(f"  {low:>8,} - {high - 1:<8,} {count:>12,} {bar}")
         return lines
