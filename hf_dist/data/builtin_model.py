@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import BertConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_dist.data.builtin import builtin_folder, docstrings, split_of
 from hf_dist.data.cache import build_once, key_of
+from hf_dist.data.docstrings import builtin_folder, docstrings, split_of
 
 MAX_POSITIONS = 512
 VOCABULARY = 4096

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from hf_dist.data import builtin, builtin_model
+from hf_dist.data import builtin, builtin_model, docstrings
 from hf_dist.errors import DataError
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return builtin.docstrings()
+    return docstrings.docstrings()
 
 
 def test_docstrings_are_what_inspect_finds_in_the_running_python(rows):
@@ -41,14 +41,14 @@ def test_topics_of_help(rows):
 
 
 def test_a_python_without_library_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(builtin.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(docstrings.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(DataError, match="standard library"):
-        builtin.docstrings()
+        docstrings.docstrings()
 
 
 def test_an_optimised_python_sees_the_same(rows, tmp_path):
     code = (
-        "from pathlib import Path; from hf_dist.data.builtin import _of_file; import email.message as m; "
+        "from pathlib import Path; from hf_dist.data.docstrings import _of_file; import email.message as m; "
         "assert m.__doc__ is None; print(len(list(_of_file(Path(m.__file__), 'email.message'))))"
     )
     out = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True)
@@ -74,24 +74,24 @@ def test_modules_view_is_balanced_and_shares_no_text(rows):
 
 
 def test_shares_of_the_splits(rows):
-    shares = Counter(builtin.split_of(row.text) for row in rows)
+    shares = Counter(docstrings.split_of(row.text) for row in rows)
     assert shares["train"] / len(rows) == pytest.approx(0.8, abs=0.03)
     assert shares["validation"] / len(rows) == pytest.approx(0.1, abs=0.02)
-    assert builtin.split_of("Return  the\nname.") == builtin.split_of("return the name.")
+    assert docstrings.split_of("Return  the\nname.") == docstrings.split_of("return the name.")
 
 
 def test_another_process_finds_the_same_rows_and_trains_the_same_tokenizer(rows, tmp_path):
     """A fresh cache, another hash seed: the bytes must not differ."""
     code = (
-        "from hf_dist.data import builtin, builtin_model as m\n"
-        "m.bpe_tokenizer(); print(builtin.builtin_folder())"
+        "from hf_dist.data import docstrings, builtin_model as m\n"
+        "m.bpe_tokenizer(); print(docstrings.builtin_folder())"
     )
     environment = {**os.environ, "HF_DIST_CACHE": str(tmp_path), "PYTHONHASHSEED": "7"}
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
     builtin_model.bpe_tokenizer()
-    assert _digests(Path(out.stdout.strip())) == _digests(builtin.builtin_folder())
+    assert _digests(Path(out.stdout.strip())) == _digests(docstrings.builtin_folder())
 
 
 def _digests(folder: Path) -> dict[str, str]:
