@@ -105,11 +105,11 @@ class ExactTrainer(EvaluatingTrainer):
                 f"gradient_accumulation_steps is {self.args.gradient_accumulation_steps}; the plan needs "
                 f"{expected} on {self.data_parallel_size} data-parallel ranks: derive it from the plan"
             )
-        if self.train_dataset is None or len(self.train_dataset) != plan.rows:
-            held = "no data set" if self.train_dataset is None else f"{len(self.train_dataset)} rows"
-            raise DataError(
-                f"the plan is for {plan.rows} rows and the Trainer has {held}; build both from one"
-            )
+        planned = plan.rows + plan.dropped
+        dataset: Any = self.train_dataset
+        if dataset is None or len(dataset) != planned:
+            held = "no data set" if dataset is None else f"{len(dataset)} rows"
+            raise DataError(f"the plan is for {planned} rows and the Trainer has {held}; build both from one")
 
     # ---- Batches ----
 
@@ -139,10 +139,7 @@ class ExactTrainer(EvaluatingTrainer):
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
     ) -> tuple[nn.Module, DataLoader]:
-        if self.deepspeed is not None and self.optimizer is None:
-            # An evaluation before the training left an engine without an optimizer (ZeRO-3).
-            self.deepspeed = None
-            self.model_wrapped = self.model
+        self._forget_evaluation_model()
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self._probe_loss(self.train_dataset)
         self.counters.reset()
