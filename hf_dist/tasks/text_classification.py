@@ -181,6 +181,10 @@ class TextClassification:
         """The class id with the highest logit, for each row."""
         return outputs["logits"].argmax(dim=-1).tolist()
 
+    def describe(self, prediction: int) -> str:
+        """The class's name, as predictions.jsonl shows it."""
+        return self.classes[prediction]
+
     def score(self, predictions: Sequence[int], dataset: Dataset) -> dict[str, float]:
         """Accuracy, macro F1, and the accuracy of the majority baseline on the same rows.
 

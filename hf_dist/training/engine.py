@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Engine",
     "check_engine",
+    "expected_engine",
     "launch_line",
     "prepare_environment",
     "read_engine",
@@ -96,13 +97,14 @@ def prepare_environment(preset: str, environ: MutableMapping[str, str] | None = 
     problems = launch_problems(asked, environ)
     if problems:
         raise EngineError(f"{'; '.join(problems)}. What works: {launch_line(asked)}")
+    if not has_accelerator():
+        # DeepSpeed decides once, when it is imported (accelerate does that too), and takes any CUDA build
+        # of torch for a GPU.
+        environ["DS_ACCELERATOR"] = "cpu"
     if config is None:
         return
     if importlib.util.find_spec("deepspeed") is None:
         raise EngineError(f"preset {asked!r} needs DeepSpeed; install it: pip install 'hf_dist[deepspeed]'")
-    if not has_accelerator():
-        # DeepSpeed decides once, when it is imported, and takes any CUDA build of torch for a GPU.
-        environ["DS_ACCELERATOR"] = "cpu"
     if world_size(environ) == 1 and "RANK" not in environ:
         # DeepSpeed has no mode without a process group: one process is a group of one.
         environ.update(
@@ -211,6 +213,27 @@ def _read_deepspeed(engine: Any, world: int) -> Engine:
     )
 
 
+def expected_engine(preset: str, environ: Mapping[str, str] | None = None) -> Engine:
+    """The engine that was asked for, on the processes that the launcher started."""
+    environ = os.environ if environ is None else environ
+    config = asked_config(preset, environ)
+    processes = world_size(environ)
+    if config is None:
+        kind: Kind = "ddp" if processes > 1 else "single"
+        return Engine(kind=kind, world_size=processes, data_parallel_size=processes)
+    return Engine(
+        kind="deepspeed",
+        zero_stage=zero_stage(config),
+        offload_optimizer=offload_device(config, "optimizer"),
+        offload_param=offload_device(config, "param"),
+        world_size=processes,
+        data_parallel_size=processes,
+    )
+
+
+_COMPARED = ("kind", "zero_stage", "offload_optimizer", "offload_param", "world_size")
+
+
 def check_engine(preset: str, engine: Engine, environ: Mapping[str, str] | None = None) -> None:
     """Compares the running engine with what was asked for.
 
@@ -218,26 +241,15 @@ def check_engine(preset: str, engine: Engine, environ: Mapping[str, str] | None 
         EngineError: they differ; the message has every difference and the launch line that works.
     """
     environ = os.environ if environ is None else environ
-    asked = effective_preset(preset, environ)
-    config = asked_config(preset, environ)
-    processes = world_size(environ)
-    if config is None:
-        wanted = {"kind": "ddp" if processes > 1 else "single"}
-    else:
-        wanted = {
-            "kind": "deepspeed",
-            "zero_stage": str(zero_stage(config)),
-            "offload_optimizer": offload_device(config, "optimizer"),
-            "offload_param": offload_device(config, "param"),
-        }
-    wanted["world_size"] = str(processes)
+    wanted = expected_engine(preset, environ)
     different = [
-        f"{name} is {getattr(engine, name)} instead of {value}"
-        for name, value in wanted.items()
-        if str(getattr(engine, name)) != value
+        f"{name} is {getattr(engine, name)} instead of {getattr(wanted, name)}"
+        for name in _COMPARED
+        if getattr(engine, name) != getattr(wanted, name)
     ]
     if different:
+        asked = effective_preset(preset, environ)
         raise EngineError(
             f"the engine that runs ({engine.name}) is not the one that preset {asked!r} asks for: "
-            f"{', '.join(different)}. What works: {launch_line(asked, max(processes, 1))}"
+            f"{', '.join(different)}. What works: {launch_line(asked, wanted.world_size)}"
         )

@@ -49,6 +49,9 @@ class RecipeTask(TaskSpec, Protocol):
     ) -> tuple[DatasetDict, dict[str, int]]:
         """Tokenises; returns the data sets and how many rows of each split were truncated."""
 
+    def describe(self, prediction: Any) -> Any:
+        """A prediction as predictions.jsonl shows it."""
+
 
 @dataclass(kw_only=True)
 class Recipe:
