@@ -47,6 +47,10 @@ def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     write.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
     write.set_defaults(run=_write_presets)
 
+    check = actions.add_parser("check", help="find what is wrong in a DeepSpeed JSON of your own")
+    check.add_argument("files", nargs="+", metavar="FILE")
+    check.set_defaults(run=_check_files)
+
 
 def _list_presets(_: argparse.Namespace) -> None:
     from rich.console import Console
@@ -102,6 +106,27 @@ def _write_presets(arguments: argparse.Namespace) -> None:
         return
     for name in write_files(arguments.directory):
         print(f"wrote {arguments.directory}/{name}")
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    from hf_dist.preset_lint import lint
+    from hf_dist.presets import load_json
+
+    failed = False
+    for file in arguments.files:
+        try:
+            findings = lint(load_json(file), file=file)
+        except ConfigError as error:
+            print(f"{file}: error: {error}")
+            failed = True
+            continue
+        for finding in findings:
+            print(f"{file}: {'error' if finding.error else 'warning'}: {finding} [{finding.kind}]")
+        if not findings:
+            print(f"{file}: nothing wrong found")
+        failed |= any(finding.error for finding in findings)
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

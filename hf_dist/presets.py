@@ -268,8 +268,10 @@ def offload_device(config: Mapping[str, Any], part: Literal["optimizer", "param"
     """The device that a DeepSpeed configuration offloads `part` to."""
     zero = config.get("zero_optimization")
     entry = zero.get(f"offload_{part}") if isinstance(zero, Mapping) else None
-    device = entry.get("device", "none") if isinstance(entry, Mapping) else "none"
-    return device if device in ("cpu", "nvme") else "none"
+    device = entry.get("device") if isinstance(entry, Mapping) else None
+    if device == "cpu":
+        return "cpu"
+    return "nvme" if device == "nvme" else "none"
 
 
 def nvme_paths(config: Mapping[str, Any]) -> list[str]:
