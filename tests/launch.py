@@ -47,7 +47,7 @@ def start(
 def run(recipe: str, *flags: str, output_dir: Path, nproc: int = 1) -> dict[str, Any]:
     """Runs a recipe that must succeed; returns its all_results.json."""
     done = start(recipe, *flags, f"--output_dir={output_dir}", nproc=nproc)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[:6000]
     return json.loads((output_dir / "all_results.json").read_text())
 
 

@@ -20,6 +20,7 @@ from hf_dist.config import DataConfig, ModelConfig, RunConfig
 from hf_dist.training import engine as engines
 from hf_dist.training import output
 from hf_dist.training.callbacks import BeforeFirstStep
+from hf_dist.training.gather import on_main
 from hf_dist.training.spec import TaskSpec
 from hf_dist.training.trainer import ExactTrainer
 
@@ -103,7 +104,10 @@ class Recipe:
     def _train(self) -> dict[str, float]:
         trainer = self.trainer
         trainer.add_callback(BeforeFirstStep(self._check_engine))
-        checkpoint = trainer.args.resume_from_checkpoint or get_last_checkpoint(str(self.output_dir))
+        # Rank 0 looks: on another node the folder may not be there, or not yet.
+        checkpoint = on_main(
+            lambda: trainer.args.resume_from_checkpoint or get_last_checkpoint(str(self.output_dir))
+        )
         if checkpoint:
             logger.info("resuming from %s", checkpoint)
         output_of_training = trainer.train(resume_from_checkpoint=checkpoint)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 import transformers
 import yaml
 from datasets import DatasetDict
@@ -41,6 +40,7 @@ from hf_dist.training import engine as engines
 from hf_dist.training import output
 from hf_dist.training.callbacks import ProgressBar
 from hf_dist.training.flags import parse
+from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model, set_dropout
 from hf_dist.training.recipe import Recipe, RecipeTask
 from hf_dist.training.steps import accumulation_steps, make_plan, planned_arguments, total_steps
@@ -94,6 +94,8 @@ def _make_arguments(config: RunConfig, extra: Mapping[str, Any], best_metric: st
     # The folder is chosen once all ranks can talk to each other (`_choose_output_dir`).
     values.setdefault("output_dir", str(output.RUNS_FOLDER))
     values["logging_nan_inf_filter"] = False
+    # transformers 5.24 turns the search for unused parameters on, a walk through the graph every step.
+    values.setdefault("ddp_find_unused_parameters", False)
     try:
         return TrainingArguments(**values)
     except (ValueError, TypeError, ImportError) as error:
@@ -101,17 +103,17 @@ def _make_arguments(config: RunConfig, extra: Mapping[str, Any], best_metric: st
 
 
 def _choose_output_dir(config: RunConfig, name: str, arguments: TrainingArguments) -> Path:
-    """The folder the user named, or the next free one: rank 0 claims it and tells the others."""
-    named = config.training_arguments.get("output_dir")
-    if named is not None:
-        return Path(named)
-    box: list[Any] = [None]
-    if arguments.process_index == 0:
-        box[0] = str(output.claim_next_run(name))
-    if arguments.world_size > 1:
-        torch.distributed.broadcast_object_list(box, src=0)
-    arguments.output_dir = box[0]
-    return Path(box[0])
+    """Creates the folder the user named, or the next free one: rank 0 claims it and tells the others."""
+
+    def create() -> str:
+        named = config.training_arguments.get("output_dir")
+        if named is None:
+            return str(output.claim_next_run(name))
+        Path(named).mkdir(parents=True, exist_ok=True)
+        return str(named)
+
+    arguments.output_dir = on_main(create)
+    return Path(arguments.output_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
