@@ -25,7 +25,7 @@ from hf_dist.batching.sampler import (
 from hf_dist.errors import DataError
 from hf_dist.training.gather import gather_rows, on_main
 from hf_dist.training.loss import has_labels
-from hf_dist.training.planned import PlannedTrainer
+from hf_dist.training.planned import PlannedTrainer, require_rows
 
 
 class EvaluatingTrainer(PlannedTrainer):
@@ -43,8 +43,7 @@ class EvaluatingTrainer(PlannedTrainer):
         known = self._eval_loaders.get(id(dataset))
         if known is not None:
             return known
-        if len(dataset) == 0:
-            raise DataError(f"the {description.lower()} data holds no rows; give at least one")
+        require_rows(dataset, description.lower())
         forwards = plan_evaluation(
             self._lengths(dataset),
             self._max_tokens_per_device,

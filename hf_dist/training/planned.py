@@ -130,8 +130,6 @@ class PlannedTrainer(Trainer):
         *,
         training: bool = False,
     ) -> DataLoader:
-        if isinstance(dataset, (IterableDataset, datasets.IterableDataset)):
-            raise DataError(f"the {description.lower()} data is a stream; expected a data set with a length")
         collate: Any = self.task.collate
         kept = dataset
         if isinstance(dataset, datasets.Dataset):
@@ -214,6 +212,18 @@ class PlannedTrainer(Trainer):
             if count_or_zero(self.task.items, batch):
                 return without_padding(self._prepare_inputs(batch))
         return None
+
+
+def require_rows(dataset: Any, description: str) -> None:
+    """Refuses a data set that can't be planned.
+
+    Raises:
+        DataError: If it is a stream, or holds no rows.
+    """
+    if isinstance(dataset, (IterableDataset, datasets.IterableDataset)):
+        raise DataError(f"the {description} data is a stream; expected a data set with a length")
+    if len(dataset) == 0:
+        raise DataError(f"the {description} data holds no rows; give at least one")
 
 
 def _check_arguments(args: TrainingArguments) -> None:

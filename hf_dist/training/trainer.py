@@ -22,6 +22,7 @@ from hf_dist.training.batch_log import BatchLog
 from hf_dist.training.counters import TokenCounters
 from hf_dist.training.evaluation import EvaluatingTrainer
 from hf_dist.training.loss import count_or_zero, items_per_row
+from hf_dist.training.planned import require_rows
 from hf_dist.training.spec import TaskSpec
 
 
@@ -107,6 +108,8 @@ class ExactTrainer(EvaluatingTrainer):
             )
         planned = plan.rows + plan.dropped
         dataset: Any = self.train_dataset
+        if dataset is not None:
+            require_rows(dataset, "training")
         if dataset is None or len(dataset) != planned:
             held = "no data set" if dataset is None else f"{len(dataset)} rows"
             raise DataError(f"the plan is for {planned} rows and the Trainer has {held}; build both from one")

@@ -211,7 +211,7 @@ def reference(
     losses = item_losses(kind, net(**batch), batch, **shape)
     loss = losses.sum() / (divide_by or len(losses))
     loss.backward()
-    return float(losses.mean()), flat_gradient(net)
+    return losses.mean().item(), flat_gradient(net)
 
 
 def flat_gradient(net: torch.nn.Module) -> torch.Tensor:
