@@ -24,6 +24,8 @@ _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "d_embed")
 _INTERMEDIATE = ("intermediate_size", "encoder_ffn_dim", "d_ff", "ffn_dim", "n_inner", "hidden_dim")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+# Kinds of models whose feed-forward is gated though their activation does not say so.
+_GATED = ("modernbert", "gemma")
 # Heads that multiply by the vocabulary at every position, by the end of the architecture's name.
 _VOCABULARY_HEADS = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "PreTraining")
 
@@ -137,7 +139,8 @@ def attention_weight(config: Any) -> float:
     kv_heads = _dimension(text, ("num_key_value_heads",))
     key_value_size = attention_size * kv_heads // heads if heads and kv_heads else attention_size
     activation = str(getattr(text, "hidden_act", None) or getattr(text, "feed_forward_proj", ""))
-    gated = "gated" in activation or "glu" in activation or activation in ("silu", "swish")
+    gated = str(getattr(text, "model_type", "")).startswith(_GATED)
+    gated |= "gated" in activation or "glu" in activation or activation in ("silu", "swish")
     architectures = getattr(config, "architectures", None) or ()
     has_vocabulary_head = any(str(name).endswith(_VOCABULARY_HEADS) for name in architectures)
     return attention_weight_of_dimensions(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_dist.batching.cost import check_lengths
+from hf_dist.batching.cost import check_lengths, row_tokens
 from hf_dist.batching.cut import Ordered, cut_exactly
 from hf_dist.batching.deal import order_by_length
 from hf_dist.batching.micro_batch import MicroBatch, Shapes
@@ -40,8 +40,10 @@ def plan_evaluation(
     starts = cut_exactly(ordered, forwards * data_parallel_size)
     assert starts is not None
     built = [shapes.micro_batch(part) for part in np.split(rows, starts[1:])]
-    # Like costs side by side; with one part they are in that order but for rounding.
+    # Like costs side by side.
     built.sort(key=lambda batch: -batch.computed_tokens)
     filler = shapes.filler(rows)
     built += [filler] * (forwards * data_parallel_size - len(built))
-    return [built[i : i + data_parallel_size] for i in range(0, len(built), data_parallel_size)]
+    planned = [built[i : i + data_parallel_size] for i in range(0, len(built), data_parallel_size)]
+    tokens = row_tokens(shapes.padded)
+    return sorted(planned, key=lambda forward: -max(int(tokens[batch.rows].max()) for batch in forward))
