@@ -310,7 +310,7 @@ def _config(files, model: ModelConfig, **data) -> None:
 
 def test_a_vocabulary_larger_than_the_embedding(files, tmp_path):
     tokenizer = builtin_model.bpe_tokenizer()
-    tokenizer.add_tokens(["one", "more", "token!"])
+    tokenizer.add_tokens(["<one>", "<more>", "<token>"])
     model = saved_model(tmp_path / "m", small_bert(), tokenizer)
     with pytest.raises(ConfigError, match="4099 tokens and the model's embedding 4096"):
         _config(files, model)
