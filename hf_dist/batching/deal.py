@@ -98,9 +98,13 @@ def deal(
                 lengths[places], slots - len(kept), cap=cap, attention_weight=attention_weight, planned=local
             )
             parts = kept + [places[part] for part in fresh]
-    cost = [_cost(lengths[part], attention_weight) for part in parts]
-    dearest_first = sorted(range(len(parts)), key=lambda index: -cost[index])
-    dealt: list[Positions | None] = [parts[index] for index in dearest_first]
+    dealt: list[Positions | None] = []
+    if parts:
+        sizes = np.array([len(part) for part in parts])
+        begins = np.cumsum(sizes) - sizes
+        longest = np.maximum.reduceat(lengths[np.concatenate(parts)], begins, axis=0)
+        dearest_first = np.argsort(-sizes * row_cost(longest, attention_weight), kind="stable")
+        dealt += [parts[index] for index in dearest_first]
     return dealt + [None] * (slots - len(dealt))
 
 
@@ -119,8 +123,3 @@ def _kept_and_redone(
     longest = [int(row_tokens(lengths[part]).max()) for part in planned]
     by_length = sorted(range(len(planned)), key=lambda index: longest[index])
     return [planned[index] for index in by_length[again:]], [planned[index] for index in by_length[:again]]
-
-
-def _cost(lengths: IntArray, attention_weight: float) -> float:
-    longest = lengths.max(axis=0, keepdims=True)
-    return len(lengths) * float(row_cost(longest, attention_weight)[0])
