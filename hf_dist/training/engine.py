@@ -8,15 +8,26 @@ Order in a run: `prepare_environment` (before torch.distributed and DeepSpeed), 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import socket
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from hf_dist.errors import EngineError
-from hf_dist.presets import NVME_PATH_VARIABLE, Json, offload_device, resolve, zero_stage
-from hf_dist.training.launch import effective_preset, launch_line, launch_problems, world_size
+from hf_dist.errors import ConfigError, EngineError
+from hf_dist.preset_lint import lint
+from hf_dist.presets import Json, is_path
+from hf_dist.training.conflicts import find_conflicts, lookup, refuse_conflicts
+from hf_dist.training.launch import (
+    asked_config,
+    effective_preset,
+    launch_line,
+    launch_problems,
+    world_size,
+)
+from hf_dist.training.needs import missing_needs, nvme_space_problem
+from hf_dist.training.running_engine import Engine, check_engine, expected_engine, read_engine
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -24,48 +35,21 @@ if TYPE_CHECKING:
 __all__ = [
     "Engine",
     "check_engine",
+    "check_space",
     "expected_engine",
+    "find_conflicts",
     "launch_line",
+    "outside_zero_init",
     "prepare_environment",
     "read_engine",
+    "refuse_conflicts",
     "shutdown",
     "start_communication",
     "training_argument_overrides",
+    "tune_ddp",
 ]
 
-Kind = Literal["single", "ddp", "deepspeed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """An engine, as asked for or as read from a running one.
-
-    Attributes:
-        kind: one process, DDP, or DeepSpeed.
-        zero_stage: 0 to 3; 0 for the other kinds.
-        offload_optimizer: "none", "cpu" or "nvme".
-        offload_param: "none", "cpu" or "nvme".
-        world_size: processes in all.
-        data_parallel_size: processes that see different data.
-        precision: "fp32", "bf16" or "fp16".
-    """
-
-    kind: Kind
-    zero_stage: int = 0
-    offload_optimizer: str = "none"
-    offload_param: str = "none"
-    world_size: int = 1
-    data_parallel_size: int = 1
-    precision: str = "fp32"
-
-    @property
-    def name(self) -> str:
-        """`single`, `ddp`, `deepspeed-zero2`, `deepspeed-zero2-offload`, `deepspeed-zero3-nvme` ..."""
-        if self.kind != "deepspeed":
-            return self.kind
-        devices = (self.offload_optimizer, self.offload_param)
-        suffix = "-nvme" if "nvme" in devices else "-offload" if "cpu" in devices else ""
-        return f"deepspeed-zero{self.zero_stage}{suffix}"
+logger = logging.getLogger("hf_dist")
 
 
 def has_accelerator() -> bool:
@@ -73,12 +57,6 @@ def has_accelerator() -> bool:
     import torch
 
     return torch.accelerator.is_available() and torch.accelerator.current_accelerator() is not None
-
-
-def asked_config(preset: str, environ: Mapping[str, str] | None = None) -> Json | None:
-    """The DeepSpeed configuration that `preset` stands for here, None for plain PyTorch."""
-    environ = os.environ if environ is None else environ
-    return resolve(effective_preset(preset, environ), nvme_path=environ.get(NVME_PATH_VARIABLE))
 
 
 def prepare_environment(preset: str, environ: MutableMapping[str, str] | None = None) -> None:
@@ -105,6 +83,11 @@ def prepare_environment(preset: str, environ: MutableMapping[str, str] | None = 
         return
     if importlib.util.find_spec("deepspeed") is None:
         raise EngineError(f"preset {asked!r} needs DeepSpeed; install it: pip install 'hf_dist[deepspeed]'")
+    if is_path(asked):
+        _lint(config, asked)
+    lacking = missing_needs(config, environ, on_cpu=not has_accelerator())
+    if lacking:
+        raise EngineError(f"preset {asked!r} can't run here: {'; '.join(lacking)}")
     if world_size(environ) == 1 and "RANK" not in environ:
         # DeepSpeed has no mode without a process group: one process is a group of one.
         environ.update(
@@ -117,23 +100,91 @@ def prepare_environment(preset: str, environ: MutableMapping[str, str] | None = 
         )
 
 
+def _lint(config: Json, file: str) -> None:
+    findings = lint(config, file=file)
+    errors = [str(finding) for finding in findings if finding.error]
+    if errors:
+        raise ConfigError(f"{file}: {'; '.join(errors)}")
+    for finding in findings:
+        logger.warning("%s: %s", file, finding)
+
+
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
-def training_argument_overrides(preset: str) -> dict[str, Any]:
-    """What TrainingArguments must be given for this preset, beside what the user set."""
+def training_argument_overrides(
+    preset: str,
+    training_arguments: Mapping[str, Any] | None = None,
+    *,
+    optim_from_json: bool = False,
+) -> dict[str, Any]:
+    """What TrainingArguments must be given for this preset, beside what the user set.
+
+    Args:
+        preset: a preset's name or a JSON file.
+        training_arguments: the fields that the user set; these DDP settings are then left alone.
+        optim_from_json: take learning rate, betas, epsilon, weight decay and warm-up from the JSON, as
+            the Trainer insists that the two agree.
+    """
+    given = training_arguments or {}
     overrides: dict[str, Any] = {}
     config = asked_config(preset)
     if config is not None:
         overrides["deepspeed"] = config
+        if optim_from_json:
+            overrides.update(_optimizer_arguments(config))
+    elif "ddp_find_unused_parameters" not in given:
+        # The Trainer's own default searches the graph for unused parameters after every forward pass.
+        overrides["ddp_find_unused_parameters"] = False
     if not has_accelerator():
         # Without it torch's CPU ranks each train a copy of their own (DDP), or DeepSpeed's config
         # fails on a world size of one.
         overrides["use_cpu"] = True
     return overrides
+
+
+def _optimizer_arguments(config: Json) -> dict[str, Any]:
+    fields = {
+        "learning_rate": lookup(config, "optimizer.params.lr"),
+        "adam_epsilon": lookup(config, "optimizer.params.eps"),
+        "weight_decay": lookup(config, "optimizer.params.weight_decay"),
+        "warmup_steps": lookup(config, "scheduler.params.warmup_num_steps"),
+    }
+    betas = lookup(config, "optimizer.params.betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        fields.update(adam_beta1=betas[0], adam_beta2=betas[1])
+    return {name: value for name, value in fields.items() if value not in (None, "auto")}
+
+
+def tune_ddp(trainer: Trainer) -> None:
+    """Lets DDP's gradients be views of its buckets, which saves one copy of all gradients.
+
+    TrainingArguments have no field for it, so it is set on the Trainer's accelerator before the model is
+    wrapped (accelerate 1.15, transformers 5.24).
+    """
+    handler = trainer.accelerator.ddp_handler
+    if handler is not None:
+        handler.gradient_as_bucket_view = True
+
+
+@contextmanager
+def outside_zero_init() -> Iterator[None]:
+    """Builds models whole inside the block, also when TrainingArguments asked for ZeRO-3.
+
+    For a model that one process builds alone: zero.Init partitions with collective calls, so a single
+    rank would wait for the others without end (transformers 5.24 keeps the DeepSpeed config in a global).
+    """
+    from transformers.integrations import deepspeed as integration
+
+    kept = integration._hf_deepspeed_config_weak_ref
+    integration.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        integration._hf_deepspeed_config_weak_ref = kept
 
 
 def start_communication(preset: str) -> None:
@@ -164,92 +215,23 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def read_engine(trainer: Trainer) -> Engine:
-    """Reads the engine that really runs, once the trainer has prepared its model."""
-    from torch import distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
+def check_space(preset: str, parameters: int, environ: Mapping[str, str] | None = None) -> None:
+    """Checks that NVMe offload has room for a model; call it once its size is known.
 
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    deepspeed_engine = getattr(trainer, "deepspeed", None)
-    if deepspeed_engine is not None:
-        return _read_deepspeed(deepspeed_engine, world)
-    wrapped = isinstance(trainer.model_wrapped, DistributedDataParallel)
-    split = wrapped or trainer.accelerator.num_processes > 1
-    precision = trainer.accelerator.mixed_precision
-    return Engine(
-        kind="ddp" if split else "single",
-        world_size=world,
-        data_parallel_size=trainer.accelerator.num_processes,
-        precision="fp32" if precision == "no" else precision,
-    )
-
-
-def _read_deepspeed(engine: Any, world: int) -> Engine:
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-
-    # The optimizer does the sharding and the offloading; the engine's accessors only repeat its config.
-    optimizer = engine.optimizer
-    offload_optimizer = offload_param = "none"
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        stage = 3
-        if optimizer.offload_optimizer:
-            offload_optimizer = "nvme" if optimizer.swap_optimizer else "cpu"
-        if optimizer.offload_param:
-            offload_param = "nvme" if optimizer.params_in_nvme_and_cpu else "cpu"
-    elif isinstance(optimizer, DeepSpeedZeroOptimizer):
-        stage = 2 if optimizer.partition_gradients else 1
-        offload_optimizer = "cpu" if optimizer.cpu_offload else "none"
-    else:
-        stage = engine.zero_optimization_stage()
-    return Engine(
-        kind="deepspeed",
-        zero_stage=stage,
-        offload_optimizer=offload_optimizer,
-        offload_param=offload_param,
-        world_size=world,
-        data_parallel_size=int(engine.dp_world_size),
-        precision="bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32",
-    )
-
-
-def expected_engine(preset: str, environ: Mapping[str, str] | None = None) -> Engine:
-    """The engine that was asked for, on the processes that the launcher started."""
-    environ = os.environ if environ is None else environ
-    config = asked_config(preset, environ)
-    processes = world_size(environ)
-    if config is None:
-        kind: Kind = "ddp" if processes > 1 else "single"
-        return Engine(kind=kind, world_size=processes, data_parallel_size=processes)
-    return Engine(
-        kind="deepspeed",
-        zero_stage=zero_stage(config),
-        offload_optimizer=offload_device(config, "optimizer"),
-        offload_param=offload_device(config, "param"),
-        world_size=processes,
-        data_parallel_size=processes,
-    )
-
-
-_COMPARED = ("kind", "zero_stage", "offload_optimizer", "offload_param", "world_size")
-
-
-def check_engine(preset: str, engine: Engine, environ: Mapping[str, str] | None = None) -> None:
-    """Compares the running engine with what was asked for.
+    Args:
+        preset: a preset's name or a JSON file.
+        parameters: the whole model's parameters.
+        environ: the environment; default: that of this process.
 
     Raises:
-        EngineError: they differ; the message has every difference and the launch line that works.
+        EngineError: the disk is too full.
     """
     environ = os.environ if environ is None else environ
-    wanted = expected_engine(preset, environ)
-    different = [
-        f"{name} is {getattr(engine, name)} instead of {getattr(wanted, name)}"
-        for name in _COMPARED
-        if getattr(engine, name) != getattr(wanted, name)
-    ]
-    if different:
-        asked = effective_preset(preset, environ)
-        raise EngineError(
-            f"the engine that runs ({engine.name}) is not the one that preset {asked!r} asks for: "
-            f"{', '.join(different)}. What works: {launch_line(asked, wanted.world_size)}"
-        )
+    config = asked_config(preset, environ)
+    if config is None:
+        return
+    local = environ.get("LOCAL_WORLD_SIZE", "")
+    share = int(local) / world_size(environ) if local.isdigit() else 1.0
+    problem = nvme_space_problem(config, int(parameters * share))
+    if problem:
+        raise EngineError(problem)

@@ -16,7 +16,16 @@ from pathlib import Path
 import psutil
 import yaml
 
-from hf_dist.presets import PRESETS, is_path, load_json, offload_device, zero_stage
+from hf_dist.presets import (
+    NVME_PATH_VARIABLE,
+    PRESETS,
+    Json,
+    is_path,
+    load_json,
+    offload_device,
+    resolve,
+    zero_stage,
+)
 
 NPROC_VARIABLE = "HF_DIST_NPROC"
 """Processes on this machine that the launch line asked for; make and our own launch lines set it."""
@@ -73,6 +82,12 @@ def effective_preset(preset: str, environ: Mapping[str, str]) -> str:
         if (known.zero_stage, known.offload_optimizer, known.offload_param) == (stage, optimizer, param):
             return name
     return preset
+
+
+def asked_config(preset: str, environ: Mapping[str, str] | None = None) -> Json | None:
+    """The DeepSpeed configuration that `preset` stands for here, None for plain PyTorch."""
+    environ = os.environ if environ is None else environ
+    return resolve(effective_preset(preset, environ), nvme_path=environ.get(NVME_PATH_VARIABLE))
 
 
 def accelerate_stage(environ: Mapping[str, str]) -> tuple[int, str, str]:
@@ -175,6 +190,18 @@ def _dropped_processes(environ: Mapping[str, str], ancestors: Sequence[Sequence[
 
 def _accelerate_processes(command: Sequence[str]) -> int | None:
     """The --num_processes of an `accelerate launch` command; 0 if unsaid, None for another program."""
+    words = launcher_words(command)
+    if words is None:
+        return None
+    count = flag(words, "num_processes")
+    if count is None:
+        file = flag(words, "config_file")
+        count = _configured_processes(file) if file else None
+    return int(count) if count and count.isdigit() else 0
+
+
+def launcher_words(command: Sequence[str]) -> list[str] | None:
+    """The launcher's own flags in an `accelerate launch` command line; None for another program."""
     words = [Path(word).name for word in command[:4]]
     if "launch" in words and "accelerate" in words:
         start = words.index("launch")
@@ -184,11 +211,19 @@ def _accelerate_processes(command: Sequence[str]) -> int | None:
         start = list(command).index("accelerate.commands.launch")
     else:
         return None
-    count = flag(command[start:], "num_processes")
-    if count is None:
-        file = flag(command[start:], "config_file")
-        count = _configured_processes(file) if file else None
-    return int(count) if count and count.isdigit() else 0
+    rest = list(command[start + 1 :])
+    # What follows the script are the script's flags.
+    end = next((i for i, word in enumerate(rest) if word.endswith(".py")), len(rest))
+    return rest[:end]
+
+
+def parent_flag(name: str) -> str | None:
+    """The value of a flag that was given to the `accelerate launch` above this process, if any."""
+    for command in _ancestors():
+        words = launcher_words(command)
+        if words is not None:
+            return flag(words, name)
+    return None
 
 
 def flag(command: Sequence[str], name: str) -> str | None:
