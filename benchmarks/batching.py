@@ -25,6 +25,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import batching_speed
 import numpy as np
 from common import Results, main
 
@@ -128,10 +129,13 @@ def measure(plan: Plan, ranks: int, steps: list[int], least: bool = False) -> tu
     return waiting, sets
 
 
-def peers(
+Step = list[list[tuple[np.ndarray, bool]]]
+
+
+def peer_steps(
     lengths: np.ndarray, ranks: int, accumulation: int, rows_per_step: float, seed: int = 0
-) -> Iterator[tuple[str, Waiting]]:
-    """The stock samplers, as transformers' Trainer builds them, at as many rows a step."""
+) -> Iterator[tuple[str, list[Step]]]:
+    """Some steps of the stock samplers, as transformers' Trainer builds them, at as many rows a step."""
     import torch
     from torch.utils.data import BatchSampler, RandomSampler
     from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
@@ -146,24 +150,34 @@ def peers(
     }
     for name, sampler in samplers.items():
         batches = [np.array(batch) for batch in BatchSampler(sampler, rows, drop_last=False)]
-        waiting = Waiting(lengths)
+        steps = []
         for step in sampled(len(batches) // slots):
             part = batches[step * slots : (step + 1) * slots]
             # accelerate's BatchSamplerShard deals batches to the ranks in turn.
-            waiting.add_step([[(b, False) for b in part[i : i + ranks]] for i in range(0, slots, ranks)])
-        yield name, waiting
+            steps.append([[(b, False) for b in part[i : i + ranks]] for i in range(0, slots, ranks)])
+        yield name, steps
     rebalance = BatchRebalanceSampler(
         values, effective_batch_size=rows * slots, dp_size=ranks, grad_accum=accumulation, seed=seed
     )
     order = np.random.default_rng(seed).permutation(len(values))
-    waiting = Waiting(lengths)
-    for step in sampled(len(values) // (rows * slots))[:: 8 if slots > 8 else 1]:
+    steps = []
+    # It takes its time with many groups: fewer steps then.
+    for step in sampled(len(values) // (rows * slots))[:: max(1, slots // 8)]:
         part = order[step * rows * slots : (step + 1) * rows * slots]
         dealt = rebalance._assign(part.tolist(), lengths[part].tolist())
-        waiting.add_step(
-            [[(np.array(dealt[r][a]), False) for r in range(ranks)] for a in range(accumulation)]
-        )
-    yield "batch_rebalance", waiting
+        steps.append([[(np.array(dealt[r][a]), False) for r in range(ranks)] for a in range(accumulation)])
+    yield "batch_rebalance", steps
+
+
+def peers(
+    lengths: np.ndarray, ranks: int, accumulation: int, rows_per_step: float
+) -> Iterator[tuple[str, Waiting]]:
+    """Padding and waiting of the stock samplers."""
+    for name, steps in peer_steps(lengths, ranks, accumulation, rows_per_step):
+        waiting = Waiting(lengths)
+        for step in steps:
+            waiting.add_step(step)
+        yield name, waiting
 
 
 def plans(results: Results, options: argparse.Namespace) -> None:
@@ -293,7 +307,8 @@ plan = Plan.build(lengths, TokenBatching(max_tokens_per_device=cap, tokens_per_s
 plan.epoch(0)
 first, cpu = time.perf_counter() - before, time.process_time() - cpu
 plan.epoch(1)
-print(first, cpu, time.perf_counter() - before - first, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+print(first, cpu, time.perf_counter() - before - first, memory)
 """
 
 
@@ -327,6 +342,35 @@ def cost(results: Results, options: argparse.Namespace) -> None:
     results.at_most("growth from 10^6 over n log n", rows[-1][4] / rows[1][4], 1.5)
 
 
+def training(results: Results, options: argparse.Namespace) -> None:
+    """Point 5: real training, and eight ranks by measured times."""
+    lengths, cap = distributions(600 if options.quick else 4000)["real"]
+    batching_speed.training(results, lengths, cap, rounds=1 if options.quick else 3)
+    lengths, cap = distributions(20_000)["real"]
+    plan = Plan.build(lengths, TokenBatching(max_tokens_per_device=cap, tokens_per_step=8 * cap), seed=0)
+    count = 8 if options.quick else 40
+    ours = [
+        [[(batch.rows, batch.filler) for batch in forward] for forward in plan.epoch(0).deal(step, 8, 1)]
+        for step in sampled(plan.steps_per_epoch)
+    ]
+    found = {batching_speed.OURS: ours, **dict(peer_steps(lengths, 8, 1, plan.mean_rows_per_step))}
+    forwards = {
+        name: [
+            [rows for rows, _ in forward]
+            for step in steps[:: max(1, len(steps) // count)]
+            for forward in step
+        ]
+        for name, steps in found.items()
+    }
+    batching_speed.waiting_for_the_dearest(results, lengths, cap, forwards)
+
+
+def overhead(results: Results, options: argparse.Namespace) -> None:
+    """Point 6: the sampler's own time."""
+    lengths, cap = distributions(20_000)["real"]
+    batching_speed.overhead(results, lengths, cap, steps=2 if options.quick else 5)
+
+
 def run(results: Results, options: argparse.Namespace) -> None:
     wanted = set(options.only.split(","))
     if unknown := wanted - set(PARTS):
@@ -335,6 +379,10 @@ def run(results: Results, options: argparse.Namespace) -> None:
         plans(results, options)
     if "cost" in wanted:
         cost(results, options)
+    if "training" in wanted:
+        training(results, options)
+    if "overhead" in wanted:
+        overhead(results, options)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
