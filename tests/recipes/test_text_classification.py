@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 import yaml
 
-from tests.launch import BIN, ROOT, SMALL, error_of, run, start
+from recipes.text_classification import build, main
+from tests.launch import BIN, ROOT, SMALL, call, only_error, run, start
 
 RECIPE = "text_classification"
 ROWS = [("good " * 3, "pos"), ("bad " * 4, "neg"), ("fine day", "pos"), ("poor thing", "neg")] * 8
@@ -73,16 +73,18 @@ def test_the_saved_model_runs_in_a_pipeline(trained):
 
 def test_eval_and_predict_alone_on_a_saved_model(trained, files, tmp_path):
     folder, results = trained
-    flags = [f"--model_name_or_path={folder}", f"--train_file={files}/train.jsonl", "--max_length=32"]
-    again = run(
-        RECIPE,
-        *flags,
+    status = call(
+        main,
+        f"--model_name_or_path={folder}",
+        "--max_length=32",
         "--do_eval",
         "--do_predict",
         f"--validation_file={files}/dev.jsonl",
         f"--test_file={files}/test.csv",
-        output_dir=tmp_path / "again",
+        f"--output_dir={tmp_path / 'again'}",
     )
+    assert status == 0
+    again = json.loads((tmp_path / "again" / "all_results.json").read_text())
     assert again["eval_loss"] == pytest.approx(results["eval_loss"], rel=1e-5)
     assert again["eval_accuracy"] == results["eval_accuracy"]
     predictions = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").open()]
@@ -100,23 +102,22 @@ def test_two_processes_run_a_real_deepspeed_engine(tmp_path):
     assert (tmp_path / "zero2" / "model.safetensors").stat().st_size > 0
 
 
-def test_dry_run_trains_nothing(tmp_path):
-    done = start(RECIPE, "--dry_run", "--max_train_samples=100", "--num_train_epochs=2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    settings, _, facts = done.stdout.partition("\n\n")
+def test_dry_run_trains_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(main, "--dry_run", "--max_train_samples=100", "--num_train_epochs=2") == 0
+    settings, _, facts = capsys.readouterr().out.partition("\n\n")
     assert yaml.safe_load(settings)["data"]["max_train_samples"] == 100
-    assert "steps: " in facts
-    assert "engine: single" in facts
-    assert "efficiency" in facts
+    for fact in ("steps: ", "efficiency", "engine: single"):
+        assert fact in facts
     assert list(tmp_path.iterdir()) == []
 
 
-def test_yaml_with_a_flag_over_it(tmp_path):
+def test_yaml_with_a_flag_over_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "run.yaml"
     file.write_text("data: {max_train_samples: 100}\ntraining: {learning_rate: 1e-4}\n")
-    done = start(RECIPE, f"--config={file}", "--learning_rate=2e-4", "--dry_run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    settings = yaml.safe_load(done.stdout.partition("\n\n")[0])
+    assert call(main, f"--config={file}", "--learning_rate=2e-4", "--dry_run") == 0
+    settings = yaml.safe_load(capsys.readouterr().out.partition("\n\n")[0])
     assert settings["training_arguments"]["learning_rate"] == 2e-4
     assert settings["data"]["max_train_samples"] == 100
 
@@ -132,20 +133,18 @@ def test_accelerate_launch_runs_it(files, tmp_path):
 
 
 def test_build_from_python(files, tmp_path):
-    code = (
-        "from recipes.text_classification import build\n"
-        f"recipe = build(train_file={str(files / 'train.jsonl')!r}, max_steps=2, max_length=32,\n"
-        f"               save_strategy='no', output_dir={str(tmp_path / 'out')!r})\n"
-        "assert recipe.model.config.id2label == {0: 'neg', 1: 'pos'}\n"
-        "assert set(recipe.collator([recipe.datasets['train'][0]])) >= {'input_ids', 'labels'}\n"
-        "assert recipe.tokenizer and recipe.trainer and recipe.plan.steps_per_epoch > 0\n"
-        "print(recipe.run()['engine'])\n"
+    recipe = build(
+        train_file=str(files / "train.jsonl"),
+        max_steps=2,
+        max_length=32,
+        save_strategy="no",
+        output_dir=str(tmp_path / "out"),
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "single" in done.stdout.splitlines()
+    assert recipe.model.config.id2label == {0: "neg", 1: "pos"}
+    assert set(recipe.collator([recipe.datasets["train"][0]])) >= {"input_ids", "labels"}
+    assert recipe.tokenizer.pad_token_id is not None
+    assert recipe.plan.steps_per_epoch > 0
+    assert recipe.run()["engine"] == "single"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,8 @@ def test_build_from_python(files, tmp_path):
         (["--train_file={train}", "--max_tokens_per_device=8", "--max_length=32"], "--max_tokens_per_device"),
     ],
 )
-def test_bad_input_is_one_line_before_any_training(flags, expected, files, tmp_path):
+def test_bad_input_is_one_line_before_any_training(flags, expected, files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "unseen.jsonl").write_text(json.dumps({"text": "x", "label": "zebra"}) + "\n")
     finished = tmp_path / "finished"
@@ -175,8 +175,8 @@ def test_bad_input_is_one_line_before_any_training(flags, expected, files, tmp_p
         "finished": finished,
     }
     before = sorted(tmp_path.rglob("*"))
-    done = start(RECIPE, *[flag.format(**places) for flag in flags], cwd=tmp_path)
-    assert expected in error_of(done)
+    assert call(main, *[flag.format(**places) for flag in flags]) != 0
+    assert expected in only_error(capsys.readouterr().err)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -184,10 +184,11 @@ def test_an_error_on_two_processes_is_shown_once(tmp_path):
     done = start(RECIPE, "--preset=zero9", nproc=2, cwd=tmp_path)
     assert done.returncode != 0
     assert done.stderr.count("error: ") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_without_a_folder_take_the_next_free_one(files, tmp_path):
+def test_runs_without_a_folder_take_the_next_free_one(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for number in ("001", "002"):
-        done = start(RECIPE, *SMALL, f"--train_file={files}/train.jsonl", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-4000:]
+        assert call(main, *SMALL, f"--train_file={files}/train.jsonl") == 0
         assert (tmp_path / "runs" / f"text_classification-{number}" / "all_results.json").exists()
