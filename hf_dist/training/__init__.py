@@ -1,0 +1,1 @@
+"""The Trainer, its loss and its engine, and the order of a run."""

@@ -42,7 +42,8 @@ def set_dropout(config: PretrainedConfig, probability: float) -> list[str]:
             names.append(name)
     if not names:
         raise ConfigError(
-            f"--dropout {probability}: the config of {config.model_type} has no dropout probability; drop the flag"
+            f"--dropout {probability}: the config of {config.model_type} has no dropout probability; "
+            "leave the flag out"
         )
     return names
 
