@@ -70,8 +70,9 @@ class _Parser(HfArgumentParser):
 
 
 def _make_parser(recipe: str, description: str, defaults: Mapping[str, Any]) -> _Parser:
+    groups: list[Any] = [*BLOCKS.values(), TrainingArguments]
     parser = _Parser(
-        [*BLOCKS.values(), TrainingArguments],
+        groups,
         prog=recipe,
         usage="%(prog)s [--config run.yaml] [flags]",
         description=description,
@@ -87,8 +88,8 @@ def _make_parser(recipe: str, description: str, defaults: Mapping[str, Any]) -> 
             action.default = defaults[action.dest]
         if action.dest in _REFUSED:
             action.help = argparse.SUPPRESS
-        # Hyphens work as underscores do; the help names each flag once.
-        action.option_strings.sort(key=lambda word: "-" in word[2:])
+        # Hyphens work as underscores do; help and errors name each flag once.
+        action.option_strings = [word for word in action.option_strings if "-" not in word[2:]]
         if action.dest in _LIST_OR_WORD:
             action.nargs = "+"
     return parser

@@ -129,7 +129,8 @@ class Recipe:
 
     def _predict(self) -> dict[str, float]:
         predicted = self.trainer.predict(self._split("test"))
-        self.trainer.save_metrics("predict", predicted.metrics, combined=False)
+        metrics = dict(predicted.metrics or {})
+        self.trainer.save_metrics("predict", metrics, combined=False)
         if self.trainer.is_world_process_zero():
             path = self.output_dir / "predictions.jsonl"
             with path.open("w", encoding="utf-8") as lines:
@@ -137,7 +138,7 @@ class Recipe:
                     shown = self.task.describe(prediction)
                     lines.write(json.dumps({"row": row, "prediction": shown}, ensure_ascii=False) + "\n")
             logger.info("predictions: %s", path)
-        return predicted.metrics
+        return metrics
 
     def _facts(self) -> dict[str, Any]:
         engine = engines.read_engine(self.trainer)
