@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,10 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     try:
         with locked(folder):
             if not folder.is_dir():
-                scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", suffix=".tmp", dir=folder.parent))
+                # One name is enough under the lock, and what a killed process left there goes away.
+                scratch = folder.with_name(folder.name + ".tmp")
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch.mkdir()
                 try:
                     build(scratch)
                     os.replace(scratch, folder)

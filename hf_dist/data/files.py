@@ -241,8 +241,10 @@ def _table(path: Path, rows: Callable[[], Iterator[_Row]], *, text_only: bool) -
         if pending:
             flush()
         return pa.concat_tables(batches, promote_options="permissive") if batches else pa.table({})
-    except pa.ArrowException as error:
-        raise _mixed(path, rows()) or DataError(f"{path} can't be read as a table: {error}") from error
+    except (pa.ArrowException, UnicodeError, OverflowError) as error:
+        # UnicodeError: half a surrogate pair, which JSON can write and UTF-8 can't.
+        reason = " ".join(str(error).split())
+        raise _mixed(path, rows()) or DataError(f"{path} can't be read as a table: {reason}") from error
 
 
 def _mixed(path: Path, rows: Iterator[_Row]) -> DataError | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,11 +44,7 @@ def label_names(dataset: Dataset, column: str) -> pa.ChunkedArray:
     if pa.types.is_floating(kind):
         known = values.drop_null()
         if len(known) and not pc.all(pc.equal(known, pc.round(known))).as_py():
-            found = next(value for value in known.to_pylist() if value != round(value))
-            raise DataError(
-                f"column {column} holds fractions ({found}); expected classes: integers, strings or truth "
-                "values"
-            )
+            raise _fractions(column, next(value for value in known.to_pylist() if value != round(value)))
         return values.cast(pa.int64()).cast(pa.string())
     if pa.types.is_boolean(kind):
         return pc.if_else(values, "True", "False")
@@ -54,11 +52,30 @@ def label_names(dataset: Dataset, column: str) -> pa.ChunkedArray:
         return values.cast(pa.string())
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         text = values.cast(pa.string())
-        return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+        names = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+        _refuse_fractions(pc.unique(names).drop_null().to_pylist(), column)
+        return names
     raise DataError(
         f"column {column} holds {describe(dataset, column)}; expected one class a row: an integer, a string "
         "or a "
         "truth value"
+    )
+
+
+def _refuse_fractions(names: list[str], column: str) -> None:
+    """The cells of a CSV are text: numbers in them are seen only here."""
+    try:
+        numbers = [float(name) for name in names]
+    except ValueError:
+        return
+    for name, number in zip(names, numbers, strict=True):
+        if math.isfinite(number) and number != round(number):
+            raise _fractions(column, name)
+
+
+def _fractions(column: str, found: Any) -> DataError:
+    return DataError(
+        f"column {column} holds fractions ({found}); expected classes: integers, strings or truth values"
     )
 
 

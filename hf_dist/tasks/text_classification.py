@@ -277,6 +277,11 @@ def _choose_classes(
         return tuple(known)
     assert columns.label is not None
     order = labels.class_order(splits["train"], columns.label, names["train"])
+    rows = len(names["train"])
+    if len(order) > max(20, rows // 2):
+        logger.warning(
+            "%d different labels in %d rows: is %s the right column?", len(order), rows, columns.label
+        )
     return tuple(known if set(order) <= set(known) else order)
 
 

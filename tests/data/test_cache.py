@@ -48,6 +48,13 @@ def test_a_failed_build_leaves_nothing_and_is_repeated(tmp_path):
     assert (tmp_path / "entry" / "a").read_text() == "whole"
 
 
+def test_what_a_killed_process_left_is_cleared(tmp_path):
+    (tmp_path / "entry.tmp").mkdir()
+    (tmp_path / "entry.tmp" / "half").write_text("")
+    build_once(tmp_path / "entry", lambda scratch: (scratch / "a").write_text("whole"))
+    assert [path.name for path in (tmp_path / "entry").iterdir()] == ["a"]
+
+
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HF_DIST_CACHE", str(tmp_path / "file" / "below"))

@@ -176,6 +176,11 @@ def test_a_cut_character_at_the_end_and_latin_1_and_utf_16(tmp_path):
     assert "UTF-16" in fault(write(tmp_path / "c.csv", "text\nx\n".encode("utf-16")))
 
 
+def test_half_a_surrogate_pair_and_a_huge_number(tmp_path):
+    assert "surrogate" in fault(write(tmp_path / "a.jsonl", '{"text": "\\ud800"}\n'))
+    assert "a.json" in fault(write(tmp_path / "a.json", '{"label": 1' + "0" * 30 + "}"))
+
+
 def test_a_torn_parquet_file(tmp_path):
     pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     whole = (tmp_path / "a.parquet").read_bytes()

@@ -28,8 +28,9 @@ def names_and_order(values: list, feature=None) -> tuple[list, list[str]]:
         ([1.0, None, 0.0], ["1", None, "0"], ["0", "1"]),
         (["a", "", None], ["a", None, None], ["a"]),
         ([None, None], [None, None], []),
+        (["1.5", "x", "nan"], ["1.5", "x", "nan"], ["1.5", "nan", "x"]),
     ],
-    ids=["text", "integers", "digits", "digits and text", "bool", "gaps", "empty", "all null"],
+    ids=["text", "integers", "digits", "digits and text", "bool", "gaps", "empty", "all null", "versions"],
 )
 def test_names_and_their_order(values, names, order):
     assert names_and_order(values) == (names, order)
@@ -42,7 +43,9 @@ def test_class_labels_keep_their_order_and_minus_one_is_none():
     )
 
 
-@pytest.mark.parametrize("values, found", [([0.5, 1.0], "0.5"), ([["a"], ["b"]], "lists")])
+@pytest.mark.parametrize(
+    "values, found", [([0.5, 1.0], "0.5"), (["1", "0.25", None], "0.25"), ([["a"], ["b"]], "lists")]
+)
 def test_no_classes(values, found):
     with pytest.raises(DataError, match=found):
         labels.label_names(Dataset.from_dict({"label": values}), "label")

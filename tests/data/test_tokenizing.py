@@ -6,6 +6,7 @@ import multiprocessing
 
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from transformers import CanineTokenizer
 
 from hf_dist.config import DataConfig
 from hf_dist.data import builtin_model, tokenizing
@@ -57,6 +58,14 @@ def test_pairs(tokenizer):
         name: tokenizer("a", "c")[name] for name in ("input_ids", "token_type_ids")
     }
     assert len(encoded["train"][1]["input_ids"]) == 16 and truncated == {"train": 1}
+
+
+def test_a_tokenizer_in_python_counts_too(raw):
+    """Canine's pieces are characters: no vocabulary file, and no Rust tokenizer behind it."""
+    tokenizer = CanineTokenizer()
+    encoded, truncated = tokenise(raw, tokenizer, DataConfig(max_length=10), texts=("text",))
+    assert [len(ids) for ids in encoded["train"]["input_ids"]] == [min(len(text) + 2, 10) for text in TEXTS]
+    assert truncated == {"train": 3, "validation": 2}
 
 
 def _count_calls(monkeypatch) -> list[int]:
