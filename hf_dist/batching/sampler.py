@@ -98,18 +98,26 @@ class PlannedBatchSampler(Sampler[BatchKey]):
         plan: The plan of the run, the same on all ranks.
         data_parallel_rank: This rank's place among those that see different data.
         data_parallel_size: Number of such ranks: world size / (tensor x sequence x context parallel).
+        accumulation_steps: Forward passes of a rank in a step; default: as few as the plan allows.
 
     Raises:
         ValueError: If the rank does not lie in [0, size).
     """
 
-    def __init__(self, plan: _Plan, *, data_parallel_rank: int, data_parallel_size: int) -> None:
+    def __init__(
+        self,
+        plan: _Plan,
+        *,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        accumulation_steps: int | None = None,
+    ) -> None:
         if not 0 <= data_parallel_rank < data_parallel_size:
             raise ValueError(f"rank {data_parallel_rank} is not one of {data_parallel_size} ranks")
         self._plan = plan
         self._rank = data_parallel_rank
         self._size = data_parallel_size
-        self._accumulation = plan.accumulation_steps(data_parallel_size)
+        self._accumulation = accumulation_steps or plan.accumulation_steps(data_parallel_size)
         self._epoch = 0
 
     @property

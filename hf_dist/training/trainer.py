@@ -31,7 +31,8 @@ class ExactTrainer(EvaluatingTrainer):
 
     Args:
         model: The model.
-        args: Arguments; `gradient_accumulation_steps` must be what the plan says for this many ranks.
+        args: Arguments; `gradient_accumulation_steps` says into how many forward passes a rank's share of
+            a step is cut, at least as many as the plan needs on this many ranks.
         task: What is trained.
         plan: The steps, or None for evaluation and prediction only.
         train_dataset: The rows that the plan numbers.
@@ -100,11 +101,11 @@ class ExactTrainer(EvaluatingTrainer):
         )
 
     def _check_plan(self, plan: Plan) -> None:
-        expected = plan.accumulation_steps(self.data_parallel_size)
-        if self.args.gradient_accumulation_steps != expected:
+        least = plan.accumulation_steps(self.data_parallel_size)
+        if self.args.gradient_accumulation_steps < least:
             raise ConfigError(
                 f"gradient_accumulation_steps is {self.args.gradient_accumulation_steps}; the plan needs "
-                f"{expected} on {self.data_parallel_size} data-parallel ranks: derive it from the plan"
+                f"at least {least} on {self.data_parallel_size} data-parallel ranks: derive it from the plan"
             )
         planned = plan.rows + plan.dropped
         dataset: Any = self.train_dataset
@@ -128,6 +129,7 @@ class ExactTrainer(EvaluatingTrainer):
             self.plan,
             data_parallel_rank=self.data_parallel_rank,
             data_parallel_size=self.data_parallel_size,
+            accumulation_steps=self.args.gradient_accumulation_steps,
         )
         return self._make_loader(self.train_dataset, sampler, "Training", training=True)
 

@@ -242,8 +242,8 @@ def test_unused_columns_are_removed_and_an_arrow_data_set_works(tmp_path: Path) 
 def test_settings_that_disagree_with_the_plan_are_refused(tmp_path: Path) -> None:
     data = toy.examples("single", 30, seed=3)
     plan = real_plan(data)
-    with pytest.raises(ConfigError, match="gradient_accumulation_steps is 7; the plan needs 3"):
-        runs.trainer("single", plan, data, tmp_path, gradient_accumulation_steps=7)
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps is 2; the plan needs at least 3"):
+        runs.trainer("single", plan, data, tmp_path, gradient_accumulation_steps=2)
     with pytest.raises(DataError, match="the plan is for 30 rows and the Trainer has 29 rows"):
         runs.trainer("single", plan, data[:-1], tmp_path)
     with pytest.raises(ConfigError, match="dataloader_drop_last set"):
