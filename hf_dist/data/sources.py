@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset, get_dataset_config_names, load_dataset
-from datasets.exceptions import DatasetNotFoundError
+from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
 from hf_dist.config import DataConfig
 from hf_dist.data.files import load_file
+from hf_dist.data.progress import progress_bars
 from hf_dist.errors import DataError, nearest
 
 logger = logging.getLogger(__name__)
@@ -141,7 +142,8 @@ def _from_hub(data: DataConfig) -> DatasetDict:
     name, config = data.dataset_name, data.dataset_config_name
     assert name is not None
     try:
-        loaded = load_dataset(name, config, revision=data.dataset_revision)
+        with progress_bars():
+            loaded = load_dataset(name, config, revision=data.dataset_revision)
     except DatasetNotFoundError as error:
         raise DataError(f"--dataset_name {name}: {_one_line(error)}") from error
     except ConnectionError as error:
@@ -150,7 +152,7 @@ def _from_hub(data: DataConfig) -> DatasetDict:
             f"({_one_line(error)}); "
             "check the network (and HF_HUB_OFFLINE), or give --train_file"
         ) from error
-    except (ValueError, FileNotFoundError, OSError, RuntimeError) as error:
+    except (DatasetsError, ValueError, OSError, RuntimeError) as error:
         raise DataError(f"--dataset_name {name}: {_one_line(error)}{_configs(name, config)}") from error
     if isinstance(loaded, Dataset):
         loaded = DatasetDict({"train": loaded})
@@ -181,4 +183,7 @@ def _configs(name: str, config: str | None) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+    causes = [error] if error.__cause__ is None else [error, error.__cause__]
+    return ": ".join(
+        " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__ for cause in causes
+    )

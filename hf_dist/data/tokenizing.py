@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_dist.config import DataConfig
 from hf_dist.data.cache import cache_dir, key_of, locked
+from hf_dist.data.progress import progress_bars
 
 # Part of the cache's key: raise it when the same rows would be tokenised differently.
 _TOKENISING = 1
@@ -78,7 +76,7 @@ def tokenise(
             texts,
         )
         path = cache_dir() / "tokens" / f"{key}.arrow"
-        with locked(path), _progress_bars():
+        with locked(path), progress_bars():
             # One process a machine may write over the cache; the others would write the same again.
             fresh = data.overwrite_cache and os.environ.get("LOCAL_RANK", "0") == "0"
             # The contents name the result: datasets' own fingerprint pickles the tokenizer, whose state
@@ -118,16 +116,3 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
         return [*shared, type(tokenizer).__qualname__, tokenizer.get_vocab(), repr(own)]
     state = json.loads(backend.to_str())
     return [*shared, {**state, "truncation": None, "padding": None}]
-
-
-@contextmanager
-def _progress_bars() -> Iterator[None]:
-    """Bars only in a terminal, and only from the first machine."""
-    were_off = datasets.are_progress_bars_disabled()
-    if not sys.stderr.isatty() or os.environ.get("GROUP_RANK", "0") != "0":
-        datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not were_off:
-            datasets.enable_progress_bars()

@@ -94,4 +94,8 @@ _POSITIONS_AFTER_PAD = frozenset(
 
 def _unloadable(flag: str, name: str | None, what: str, error: Exception) -> ConfigError:
     reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-    return ConfigError(f"--{flag} {name}: no {what} can be loaded from there ({reason})")
+    return ConfigError(
+        f"--{flag} {name}: no {what} can be loaded from there ({reason}); expected a folder, or a name on "
+        "the hub "
+        "and a network or cache to get it from"
+    )

@@ -57,6 +57,13 @@ def test_a_data_set_that_is_nowhere():
     assert "--dataset_name no-such-owner/no-such-set" in message and "\n" not in message
 
 
+def test_a_folder_that_cannot_be_read_as_a_data_set(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": 3\n')
+    with pytest.raises(DataError, match=f"--dataset_name {tmp_path}: .") as caught:
+        sources.load_splits(DataConfig(dataset_name=str(tmp_path)), never)
+    assert "\n" not in str(caught.value)
+
+
 def test_held_out_rows_are_stratified_disjoint_and_the_same_each_time():
     strata = np.repeat([0, 1, 2, 3], [600, 300, 95, 5])
     splits = DatasetDict({"train": Dataset.from_dict({"id": list(range(1000))})})
