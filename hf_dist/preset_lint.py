@@ -117,7 +117,14 @@ FILLED = frozenset(
 )
 """Where the Trainer puts a sensible value in the place of "auto"."""
 
-_AUTO_IS_A_VALUE = ("autotuning", "data_types.keep_in_fp32_modules", "pipeline", "zero_optimization.zenflow")
+_AUTO_IS_A_VALUE = (
+    "autotuning",
+    "data_types.keep_in_fp32_modules",
+    "pipeline",
+    "zero_optimization.zenflow.select_interval",
+    "zero_optimization.zenflow.select_strategy",
+    "zero_optimization.zenflow.update_interval",
+)
 _FREE = ("optimizer.params", "scheduler.params")
 _STAGE_3_ONLY = ("offload_param", "zero_hpz_partition_size", "sub_group_size", "leaf_module")
 _GATHER = "stage3_gather_16bit_weights_on_model_save"

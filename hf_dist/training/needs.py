@@ -8,6 +8,7 @@ lock that the next run waits for without end and without a word.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
@@ -18,8 +19,13 @@ from typing import Any
 
 from hf_dist.presets import NVME_PATH, NVME_PATH_VARIABLE, nvme_paths, offload_device
 
+logger = logging.getLogger("hf_dist")
+
 STALE_AFTER_SECONDS = 600.0
-"""A compilation takes one to four minutes; a lock older than this that no compiler works under is stale."""
+"""A first compilation takes one to four minutes; an older lock that no compiler works under is stale."""
+
+STALE_WHEN_BUILT_SECONDS = 60.0
+"""The same where the library is there already: its check takes less than a second."""
 
 # fp32 master weight, two AdamW moments and the gradient, and the parameter itself.
 NVME_BYTES_PER_PARAMETER = 4 + 8 + 4 + 4
@@ -143,7 +149,12 @@ def nvme_space_problem(config: Mapping[str, Any], parameters: int) -> str | None
 
 
 def stale_locks(operators: list[str]) -> list[str]:
-    """Locks that a killed compilation left behind, with the command that removes them."""
+    """Locks that a killed process left behind, which the next one waits for without end.
+
+    torch takes the lock for every load, also where nothing is left to compile. Where the library is there
+    the lock is removed, with a line in the log; else the problem is returned with the command that
+    removes it, since another machine may compile into a shared home folder.
+    """
     from torch.utils import cpp_extension
 
     problems = []
@@ -153,7 +164,13 @@ def stale_locks(operators: list[str]) -> list[str]:
             age = time.time() - lock.stat().st_mtime
         except OSError:
             continue
-        if age > STALE_AFTER_SECONDS and not _compiles_in(lock.parent):
+        built = lock.with_name(f"{name}.so").exists()
+        if age < (STALE_WHEN_BUILT_SECONDS if built else STALE_AFTER_SECONDS) or _compiles_in(lock.parent):
+            continue
+        if built:
+            lock.unlink(missing_ok=True)
+            logger.warning("removed %s: a process that was killed %.0f s ago had left it", lock, age)
+        else:
             problems.append(
                 f"a compilation of DeepSpeed's {name} was interrupted {age / 60:.0f} minutes ago, and its "
                 f"lock would be waited for without end; remove it: rm {lock}"
