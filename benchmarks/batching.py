@@ -113,8 +113,9 @@ def least_maximum(lengths: np.ndarray, slots: int) -> float:
     return float(((places // slots + 1) * falling[places]).max())
 
 
-def sampled(steps: int) -> list[int]:
-    return np.unique(np.linspace(0, steps - 1, min(steps, SAMPLED_STEPS)).astype(int)).tolist()
+def sampled(steps: int, most: int = SAMPLED_STEPS) -> list[int]:
+    """Some steps of an epoch, evenly spread, the last one among them."""
+    return np.unique(np.linspace(0, steps - 1, min(steps, most)).astype(int)).tolist()
 
 
 def measure(plan: Plan, ranks: int, steps: list[int], least: bool = False) -> tuple[Waiting, list[set[int]]]:
@@ -258,12 +259,10 @@ def _growing_steps(
             lengths, TokenBatching(max_tokens_per_device=cap, tokens_per_step=size * count * cap), seed=0
         )
         accumulation = plan.accumulation_steps(count)
-        steps = [step for step in sampled(plan.steps_per_epoch) if step * size * count * 3 < 200_000][
-            :SAMPLED_STEPS
-        ]
+        steps = sampled(plan.steps_per_epoch, max(8, min(SAMPLED_STEPS, 50_000 // (size * count))))
         ours, _ = measure(plan, count, steps)
         found = {"hf_dist": ours}
-        if size * count <= 512:
+        if size * count <= 64:  # batch_rebalance takes minutes a step with more
             found.update(peers(lengths[:100_000], count, accumulation, plan.mean_rows_per_step))
         for who, waiting in found.items():
             rows.append(
