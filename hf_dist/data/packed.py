@@ -86,9 +86,7 @@ class PackedDataset(Dataset[Pack]):
             for row in range(len(rows))
         ]
 
-    def _read(
-        self, documents: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> dict[str, NDArray[np.int64]]:
+    def _read(self, documents: NDArray[np.int64], lengths: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
         columns: dict[str, NDArray[np.int64]] = {}
         empty = np.empty(0, dtype=np.int64)
         if not isinstance(self._dataset, datasets.Dataset):
@@ -154,14 +152,16 @@ class PackedCollator:
       one more document behind the others, seen by itself alone.
 
     Attributes:
-        attention: how the model keeps documents apart; `choose_attention` finds it.
+        attention: how the model keeps documents apart; `packed_probe.packed_collator` finds it.
         pad_token_id: any token; it is seen by nothing that counts.
         pad_to_multiple_of: a row's length becomes a multiple of this many tokens.
+        mask_dtype: of a mask that is added to the scores: the weights' own.
     """
 
     attention: PackedAttention
     pad_token_id: int = 0
     pad_to_multiple_of: int = 1
+    mask_dtype: torch.dtype = torch.float32
 
     def __call__(self, examples: Sequence[Pack]) -> dict[str, Tensor]:
         """Collates packs (at least one)."""
@@ -184,7 +184,7 @@ class PackedCollator:
         batch = {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         if self.attention.takes_positions:
             batch["position_ids"] = torch.from_numpy(positions)
-        mask = block_mask(self.attention, torch.from_numpy(numbers))
+        mask = block_mask(self.attention, torch.from_numpy(numbers), self.mask_dtype)
         if mask is not None:
             batch["attention_mask"] = mask
         return batch
