@@ -19,7 +19,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: arguments without the program's name; default: those of the process.
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.run is not _verify:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.flags = rest
     exit_on_error(lambda: arguments.run(arguments))
 
 
@@ -29,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_presets(commands)
+    _add_verify(commands)
     return parser
 
 
@@ -50,6 +55,34 @@ def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     check = actions.add_parser("check", help="find what is wrong in a DeepSpeed JSON of your own")
     check.add_argument("files", nargs="+", metavar="FILE")
     check.set_defaults(run=_check_files)
+
+
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="train on several splits and engines and compare them number by number",
+        usage="hf-dist verify RECIPE [--splits 1x1,1x4,2x2] [--presets none,zero2] [recipe flags]",
+        description="Runs the same 30 steps, without dropout, on each split and each preset. Exits 1 where a "
+        "loss, a gradient norm or the final weights differ by more than rounding. All other flags go to the "
+        "recipe.",
+        allow_abbrev=False,
+    )
+    verify.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or the path of its script")
+    verify.add_argument(
+        "--splits", default="1x1,1x4,2x2", help="processes x forward passes of each in a step (%(default)s)"
+    )
+    verify.add_argument("--presets", default="none", help="engines, run on the widest split (%(default)s)")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    from hf_dist.verify import verify
+
+    agree = verify(
+        arguments.recipe, splits=arguments.splits, presets=arguments.presets, flags=arguments.flags
+    )
+    if not agree:
+        sys.exit(1)
 
 
 def _list_presets(_: argparse.Namespace) -> None:

@@ -226,6 +226,8 @@ def verify(recipe: str, *, splits: str, presets: str, flags: Sequence[str]) -> b
     )
     failures = []
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
     with tempfile.TemporaryDirectory(prefix="hf_dist-verify-") as scratch:
         reference: Trained | None = None
         for number, split in enumerate(planned):
