@@ -347,7 +347,7 @@ def training(results: Results, options: argparse.Namespace) -> None:
     batching_speed.training(results, lengths, cap, rounds=1 if options.quick else 3)
     lengths, cap = distributions(20_000)["real"]
     plan = Plan.build(lengths, TokenBatching(max_tokens_per_device=cap, tokens_per_step=8 * cap), seed=0)
-    count = 8 if options.quick else 40
+    count = 3 if options.quick else 24
     ours = [
         [[(batch.rows, batch.filler) for batch in forward] for forward in plan.epoch(0).deal(step, 8, 1)]
         for step in sampled(plan.steps_per_epoch)

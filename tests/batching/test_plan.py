@@ -13,6 +13,7 @@ from hf_dist.batching.plan import ExampleBatching, MicroBatch, Plan, TokenBatchi
 from hf_dist.errors import ConfigError, DataError
 
 CASES = settings(max_examples=200, deadline=None)
+FEWER = settings(max_examples=50, deadline=None)
 
 
 @st.composite
@@ -93,7 +94,7 @@ def test_each_row_once_within_the_cap_whatever_the_hardware(lengths, batching, r
     assert all(alone)
 
 
-@CASES
+@FEWER
 @given(lengths_1d, batchings(), st.integers(0, 2**40), st.sampled_from([0.0, 0.01]))
 def test_epochs_are_pure_and_as_long(lengths, batching, seed, weight):
     plan = Plan.build(lengths, batching, seed=seed, attention_weight=weight)
@@ -107,7 +108,7 @@ def test_epochs_are_pure_and_as_long(lengths, batching, seed, weight):
         assert steps == [again.epoch(epoch).step_rows(step).tolist() for step in range(again.steps_per_epoch)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(lengths_1d.map(lambda lengths: lengths[:60]).filter(len), batchings(), st.integers(1, 9))
 def test_resume_at_any_step_equals_the_uninterrupted_tail(lengths, batching, ranks):
     """A fresh plan, in a fresh process so to say, deals the rest of the epoch as the first one would have."""
@@ -127,7 +128,7 @@ def test_resume_at_any_step_equals_the_uninterrupted_tail(lengths, batching, ran
         assert tail(Plan.build(lengths, batching, seed=3), first) == whole[first * ranks * accumulation :]
 
 
-@CASES
+@FEWER
 @given(lengths_1d, batchings(), st.integers(1, 9))
 def test_a_rank_gets_its_column(lengths, batching, ranks):
     plan = Plan.build(lengths, batching, seed=0)
