@@ -199,7 +199,7 @@ class PlannedCollator:
 
     def __init__(
         self,
-        collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        collate: Callable[[list[dict[str, Any]], BatchKey], dict[str, Any]],
         count: Callable[[dict[str, Any]], int],
     ) -> None:
         """`count` gives the items of a collated batch (0 where it has no labels)."""
@@ -208,8 +208,8 @@ class PlannedCollator:
 
     def __call__(self, batch: PlannedBatch) -> dict[str, Any]:
         """Collates a planned batch."""
-        collated = dict(self._collate(batch.examples))
         key = batch.key
+        collated = dict(self._collate(batch.examples, key))
         if not key.filler:
             key = dataclasses.replace(key, items=self._count(collated))
         return {**collated, BATCH_KEY: key}

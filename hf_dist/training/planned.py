@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import datasets
@@ -17,6 +18,7 @@ from transformers.trainer_utils import seed_worker
 
 from hf_dist.batching.lengths import lengths_of
 from hf_dist.batching.sampler import (
+    BatchKey,
     EvaluationBatchSampler,
     PlannedBatchSampler,
     PlannedCollator,
@@ -33,7 +35,7 @@ from hf_dist.training.loss import (
     count_or_zero,
     without_padding,
 )
-from hf_dist.training.spec import TaskSpec
+from hf_dist.training.spec import RandomCollate, TaskSpec
 
 logger = logging.getLogger("hf_dist")
 
@@ -122,6 +124,16 @@ class PlannedTrainer(Trainer):
 
     # ---- Batches ----
 
+    def _without_unused_columns(
+        self, dataset: Any, description: str | None = None
+    ) -> tuple[Any, Callable[[list[dict[str, Any]], BatchKey], dict[str, Any]]]:
+        """The data set and a collator that between them leave out what the model doesn't take."""
+        if isinstance(dataset, datasets.Dataset):
+            kept = self._remove_unused_columns(dataset, description=description)
+            return kept, functools.partial(_collate, self.task, list)
+        trim: Any = self._get_collator_with_removed_columns(list, description=description)
+        return dataset, functools.partial(_collate, self.task, trim)
+
     def _make_loader(
         self,
         dataset: Any,
@@ -130,12 +142,7 @@ class PlannedTrainer(Trainer):
         *,
         training: bool = False,
     ) -> DataLoader:
-        collate: Any = self.task.collate
-        kept = dataset
-        if isinstance(dataset, datasets.Dataset):
-            kept = self._remove_unused_columns(dataset, description=description)
-        else:
-            collate = self._get_collator_with_removed_columns(collate, description=description)
+        kept, collate = self._without_unused_columns(dataset, description)
         seeds = functools.partial(
             seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index
         )
@@ -202,16 +209,25 @@ class PlannedTrainer(Trainer):
             logger.info("loss: %s", found.mode.value)
 
     def _row_with_items(self, dataset: Any) -> dict[str, Tensor] | None:
-        kept, collate = dataset, self.task.collate
-        if isinstance(dataset, datasets.Dataset):
-            kept = self._remove_unused_columns(dataset)
-        else:
-            collate = self._get_collator_with_removed_columns(collate)
+        kept, collate = self._without_unused_columns(dataset)
         for row in range(min(len(kept), _PROBED_ROWS)):
-            batch = dict(collate([kept[row]]))
+            key = BatchKey(0, 0, 0, rows=(row,), filler=False, computed_tokens=0, real_tokens=0)
+            batch = dict(collate([kept[row]], key))
             if count_or_zero(self.task.items, batch):
                 return without_padding(self._prepare_inputs(batch))
         return None
+
+
+def _collate(
+    task: TaskSpec,
+    trim: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    examples: list[dict[str, Any]],
+    key: BatchKey,
+) -> dict[str, Any]:
+    kept = trim(examples)
+    if isinstance(task, RandomCollate):
+        return task.collate_rows(kept, epoch=key.epoch, rows=key.rows)
+    return task.collate(kept)
 
 
 def require_rows(dataset: Any, description: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from hf_dist.tasks.items import Items
 
@@ -31,4 +31,19 @@ class TaskSpec(Protocol):
 
     def score(self, predictions: list[Any], dataset: Any) -> dict[str, float]:
         """Scores of the predictions, which stand in the order of the data set's rows."""
+        ...
+
+
+@runtime_checkable
+class RandomCollate(Protocol):
+    """A task whose batches are drawn at random (masked LM), row by row.
+
+    What a row gets must depend on (seed, epoch, row) only, so that it is the same however a step is split,
+    with any number of workers, and in a resumed run. Without this method `TaskSpec.collate` is called.
+    """
+
+    def collate_rows(
+        self, examples: list[dict[str, Any]], *, epoch: int, rows: Sequence[int]
+    ) -> dict[str, Any]:
+        """As `collate`, with the epoch (0 in evaluation) and the row number of each example."""
         ...

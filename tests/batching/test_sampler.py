@@ -48,7 +48,7 @@ class Rows:
         return {"input_ids": [row], "labels": row}
 
 
-def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def collate(examples: list[dict[str, Any]], key: BatchKey) -> dict[str, torch.Tensor]:
     return {"labels": torch.tensor([example["labels"] for example in examples])}
 
 

@@ -239,6 +239,35 @@ def test_unused_columns_are_removed_and_an_arrow_data_set_works(tmp_path: Path) 
     assert all(names == {"input_ids", "labels"} for names in seen)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_random_collator_draws_by_row_and_epoch(workers: int, tmp_path: Path) -> None:
+    """Masks of a row are the same in any split: the gradient of a masked step is that of the whole."""
+
+    class Masked(toy.ToyTask):
+        def collate_rows(self, batch: list[dict[str, Any]], *, epoch: int, rows: Any) -> dict[str, Any]:
+            drawn = []
+            for example, row in zip(batch, rows, strict=True):
+                generator = torch.Generator().manual_seed(1000 * epoch + row)
+                keep = torch.rand(len(example["labels"]), generator=generator) < 0.5
+                labels = [x if k else -100 for x, k in zip(example["labels"], keep, strict=True)]
+                drawn.append({**example, "labels": labels})
+            return self.collate(drawn)
+
+    data = toy.examples("tagging", 16, seed=3)
+    gradients = []
+    for split in ("1x1", "1x4"):
+        plan = toy.ListedPlan(SPLITS[split], data)
+        trainer = runs.trainer(
+            "tagging", plan, data, tmp_path, task=Masked("tagging"), learning_rate=0.0, num_train_epochs=2,
+            dataloader_num_workers=workers if split == "1x4" else 0,
+        )  # fmt: skip
+        trainer.train()
+        gradients.append(trainer.gradients)
+    for epoch in (0, 1):
+        assert toy.relative_error(gradients[1][epoch], gradients[0][epoch]) < 1e-5
+    assert toy.relative_error(gradients[0][1], gradients[0][0]) > 1e-2
+
+
 def test_settings_that_disagree_with_the_plan_are_refused(tmp_path: Path) -> None:
     data = toy.examples("single", 30, seed=3)
     plan = real_plan(data)
