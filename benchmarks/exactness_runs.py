@@ -181,6 +181,8 @@ def measure(head: heads.Head, splits: list[str], folder: str) -> dict[str, list[
 def measure_all(chosen: list[heads.Head], splits: list[str]) -> dict[str, Any]:
     """Head -> what `measure` says, or the text of what it raised."""
     found: dict[str, Any] = {}
+    # accelerate collects garbage at the start of every training; what is imported needs no second look.
+    gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         for head in chosen:
             try:
