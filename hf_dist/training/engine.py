@@ -26,7 +26,7 @@ from hf_dist.training.launch import (
     launch_problems,
     world_size,
 )
-from hf_dist.training.needs import missing_needs, nvme_space_problem
+from hf_dist.training.needs import missing_needs, nvme_space_problem, show_own_ninja
 from hf_dist.training.running_engine import Engine, check_engine, expected_engine, read_engine
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def prepare_environment(preset: str, environ: MutableMapping[str, str] | None = 
         raise EngineError(f"preset {asked!r} needs DeepSpeed; install it: pip install 'hf_dist[deepspeed]'")
     if is_path(asked):
         _lint(config, asked)
+    show_own_ninja(environ)
     lacking = missing_needs(config, environ, on_cpu=not has_accelerator())
     if lacking:
         raise EngineError(f"preset {asked!r} can't run here: {'; '.join(lacking)}")

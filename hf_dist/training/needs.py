@@ -7,13 +7,13 @@ lock that the next run waits for without end and without a word.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,18 @@ STALE_WHEN_BUILT_SECONDS = 60.0
 NVME_BYTES_PER_PARAMETER = 4 + 8 + 4 + 4
 
 
+def show_own_ninja(environ: MutableMapping[str, str]) -> None:
+    """Puts this Python's own programs on PATH if ninja is only there.
+
+    torch looks for ninja on PATH alone, so a virtual environment that isn't activated has none. Another
+    ninja on PATH is left first: two versions of it rebuild each other's work (the log's format differs).
+    """
+    programs = Path(sys.executable).parent
+    path = environ.get("PATH", os.defpath)
+    if shutil.which("ninja", path=path) is None and (programs / "ninja").exists():
+        environ["PATH"] = os.pathsep.join([path, str(programs)])
+
+
 def missing_needs(config: Mapping[str, Any], environ: Mapping[str, str], *, on_cpu: bool) -> list[str]:
     """What this machine lacks for the configuration, one line each with the mend.
 
@@ -40,7 +52,7 @@ def missing_needs(config: Mapping[str, Any], environ: Mapping[str, str], *, on_c
         on_cpu: whether DeepSpeed runs on the CPU, since there is no accelerator.
     """
     problems = []
-    devices = {part: offload_device(config, part) for part in ("optimizer", "param")}  # type: ignore[arg-type]
+    devices = {part: offload_device(config, part) for part in ("optimizer", "param")}
     operators = ["deepspeed_shm_comm"] if on_cpu else []
     if devices["optimizer"] != "none":
         operators.append("cpu_adam")
@@ -66,12 +78,12 @@ def _compiler_problems(environ: Mapping[str, str], *, on_cpu: bool) -> list[str]
         return []
     problems = []
     compiler = environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
+    if shutil.which(compiler, path=environ.get("PATH")) is None:
         problems.append(
             f"optimizer offload compiles DeepSpeed's CPUAdam, and the C++ compiler {compiler!r} is not "
             "there; install one (`apt-get install g++`) or name it in CXX"
         )
-    if shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None:
+    if shutil.which("ninja", path=environ.get("PATH")) is None:
         problems.append("optimizer offload compiles DeepSpeed's CPUAdam with ninja; `pip install ninja`")
     if not on_cpu:
         problems += _cuda_problems(environ)

@@ -292,10 +292,23 @@ def test_accelerates_accumulation_and_clipping():
 
 def test_a_compiler_is_needed_for_offload(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    environ = {"CXX": "no-such-compiler"}
+    environ = {**os.environ, "CXX": "no-such-compiler"}
     (problem,) = needs.missing_needs(ds_config("zero2_offload"), environ, on_cpu=True)
     assert "'no-such-compiler' is not there" in problem and "apt-get install g++" in problem
     assert needs.missing_needs(ds_config("zero2"), environ, on_cpu=True) == []
+
+
+def test_ninja_of_an_environment_that_is_not_activated_is_found(tmp_path, monkeypatch):
+    programs = tmp_path / "venv"
+    programs.mkdir()
+    (programs / "ninja").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    environ = {"PATH": str(tmp_path)}
+    needs.show_own_ninja(environ)
+    assert environ["PATH"] == f"{tmp_path}{os.pathsep}{programs}"
+    with_one = {"PATH": str(programs)}
+    needs.show_own_ninja(with_one)
+    assert with_one["PATH"] == str(programs)
 
 
 def test_libaio_is_needed_for_nvme(monkeypatch, tmp_path):
