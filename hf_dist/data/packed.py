@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -132,7 +133,7 @@ def _list_parts(lists: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Length of each list and all values in a row."""
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks)
-    lengths = pa.compute.list_value_length(lists).to_numpy(zero_copy_only=False)
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
     values = lists.flatten().to_numpy(zero_copy_only=False)
     return lengths.astype(np.int64), values.astype(np.int64)
 
