@@ -29,6 +29,7 @@ import batching_speed
 import numpy as np
 from common import Results, main
 
+from hf_dist.batching.cost import attention_weight
 from hf_dist.batching.plan import Plan, TokenBatching
 
 PARTS = ("plans", "cost", "training", "overhead")
@@ -296,6 +297,7 @@ def _growing_steps(
 _PLAN_ALONE = """
 import resource, sys, time
 import numpy as np
+from hf_dist.batching.cost import attention_weight
 from hf_dist.batching.plan import Plan, TokenBatching
 rows = int(sys.argv[1])
 lengths = np.maximum(1, np.random.default_rng(0).lognormal(4.5, 0.8, rows)).astype(np.int32)
@@ -346,7 +348,12 @@ def training(results: Results, options: argparse.Namespace) -> None:
     lengths, cap = distributions(600 if options.quick else 4000)["real"]
     batching_speed.training(results, lengths, cap, rounds=1 if options.quick else 3)
     lengths, cap = distributions(20_000)["real"]
-    plan = Plan.build(lengths, TokenBatching(max_tokens_per_device=cap, tokens_per_step=8 * cap), seed=0)
+    plan = Plan.build(
+        lengths,
+        TokenBatching(max_tokens_per_device=cap, tokens_per_step=8 * cap),
+        seed=0,
+        attention_weight=attention_weight(batching_speed.small_bert(2, 128).config),
+    )
     count = 3 if options.quick else 24
     ours = [
         [[(batch.rows, batch.filler) for batch in forward] for forward in plan.epoch(0).deal(step, 8, 1)]

@@ -33,7 +33,7 @@ from hf_dist.errors import ConfigError, DataError
 __all__ = ["EpochPlan", "ExampleBatching", "MicroBatch", "Plan", "TokenBatching", "plan_evaluation"]
 
 # Goes into the fingerprint: a change of the algorithm makes other steps of the same arguments.
-_VERSION = 1
+_VERSION = 2
 
 
 class EpochPlan:

@@ -176,6 +176,8 @@ def test_the_window_follows_the_lengths_and_the_budget():
     small, large = choose_window(wide, 2048), choose_window(wide, 32768)
     assert 256 < small < large <= 200_000
     assert choose_window(wide[:100], 2048) == 100
+    # Few rows: half of them, where that pads little, so that neighbours change from epoch to epoch.
+    assert choose_window(wide[:20_000], 2048) == 10_000
 
 
 @CASES
