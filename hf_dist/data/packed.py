@@ -150,7 +150,7 @@ class PackedCollator:
       causal language models the last token of a document predicts nothing;
     - `position_ids`, from 0 in each document, where the way to attend takes them;
     - `attention_mask` (rows, 1, tokens, tokens), where it takes one. There is never a 2-d mask: padding is
-      one more document behind the others, seen by itself alone.
+      more documents behind the others, which see and are seen by nothing else.
 
     Attributes:
         attention: how the model keeps documents apart; `packed_probe.packed_collator` finds it.
@@ -175,12 +175,14 @@ class PackedCollator:
         labels = np.full(shape, IGNORED, dtype=np.int64)
         positions = np.empty(shape, dtype=np.int64)
         numbers = np.full(shape, -1, dtype=np.int64)
+        # Padding may be longer than the model has positions: it begins anew as documents do.
+        restart = max([1, *(int(row.positions.max(initial=0)) + 1 for row in rows)])
         for place, row in enumerate(rows):
             length = len(row.tokens)
             tokens[place, :length] = row.tokens
             labels[place, :length] = row.labels
             positions[place, :length] = row.positions
-            positions[place, length:] = np.arange(longest - length)
+            positions[place, length:] = np.arange(longest - length) % restart
             numbers[place, :length] = row.numbers
         batch = {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         if self.attention.takes_positions:

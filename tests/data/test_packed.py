@@ -167,6 +167,21 @@ def test_a_batch_by_hand() -> None:
             assert seen == list(range(bounds[row][query], query + 1))
 
 
+def test_rows_may_be_longer_than_the_model_has_positions() -> None:
+    # 64 positions, rows of 90 tokens, 86 of them padding in the second.
+    draw = np.random.default_rng(3)
+    documents = [draw.integers(3, 60, n).tolist() for n in (40, 50, 4)]
+    rows = PackedDataset(datasets.Dataset.from_dict({"input_ids": documents}), Packing.build([40, 50, 4], 90))
+    net = model("GPT2", n_positions=64).eval()
+    net.config.use_cache = False
+    batch = packed_collator(net, longest_document=50)(rows.__getitems__([0, 1]))
+    assert batch["input_ids"].shape == (2, 90) and int(batch["position_ids"].max()) == 49
+    with torch.no_grad():
+        found = net(input_ids=batch["input_ids"], position_ids=batch["position_ids"])["logits"][1, :4]
+        alone = net(input_ids=torch.tensor([documents[2]]))["logits"][0]
+    assert float((found - alone).norm() / alone.norm()) < 1e-5
+
+
 def test_what_each_way_gives_the_model() -> None:
     examples = packed(arrow()).__getitems__([0, 1])
     for way in PackedAttention:
