@@ -231,7 +231,9 @@ class StepLoss:
         """
         found = self.found or Probe(LossMode.OURS, extras=False)
         if found.mode is LossMode.COUNTED:
-            outputs = model(**batch, num_items_in_batch=max(items, 1))
+            # A tensor, as the Trainer gives it: a compiled model would be built anew for every number.
+            count = torch.tensor(max(items, 1), device=batch[label_names(self.items)[0]].device)
+            outputs = model(**batch, num_items_in_batch=count)
         elif found.mode is LossMode.OWN_MEAN or keep_labels:
             outputs = model(**batch)
         else:
@@ -270,7 +272,7 @@ class StepLoss:
         try:
             mean = model(**batch)
             counted = [
-                model(**batch, num_items_in_batch=factor * count)["loss"].float().item()
+                model(**batch, num_items_in_batch=torch.tensor(factor * count))["loss"].float().item()
                 for factor in ((1, 2) if takes_count else ())
             ]
         finally:

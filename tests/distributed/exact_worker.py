@@ -135,14 +135,19 @@ def resumed() -> dict[str, Any]:
     path = FOLDER / f"stage{STAGE}" / "whole.jsonl"
     whole = trainer(
         "single", plan, data, "whole", max_steps=total, save_strategy="steps", save_steps=at,
-        own={"dump_batches": str(path)},
+        eval_strategy="steps", eval_steps=1, own={"dump_batches": str(path), "eval_dataset": data},
     )  # fmt: skip
     whole.train()
     end = weights(whole.model)
     again = path.with_name("again.jsonl")
     second = trainer("single", plan, data, "again", max_steps=total, own={"dump_batches": str(again)})
     second.train(resume_from_checkpoint=str(FOLDER / f"stage{STAGE}" / "whole" / f"checkpoint-{at}"))
-    return {"whole": end, "again": weights(second.model), "position": divmod(at, plan.steps_per_epoch)}
+    return {
+        "whole": end,
+        "again": weights(second.model),
+        "position": divmod(at, plan.steps_per_epoch),
+        "curve": {name: runs.logged(whole, name) for name in ("loss", "eval_loss", "grad_norm")},
+    }
 
 
 def failing_score() -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import toy
+from hf_dist.batching.plan import Plan, TokenBatching
+from tests.training import runs, toy
 from tests.training.test_evaluation import by_hand
 
 WORKER = Path(__file__).with_name("exact_worker.py")
@@ -117,6 +118,25 @@ def test_a_resumed_run_continues_where_the_other_was(
         assert torch.equal(found["whole"], found["again"])
         tail = [r for r in records(where / "whole.jsonl") if (r["epoch"], r["step"]) >= found["position"]]
         assert records(where / "again.jsonl") == tail
+
+
+def test_curves_and_weights_are_those_of_one_process(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Two epochs with an evaluation after every step."""
+    data = toy.examples("single", 30, seed=3)
+    lengths = [len(row["input_ids"]) for row in data]
+    plan = Plan.build(lengths, TokenBatching(max_tokens_per_device=32, tokens_per_step=96), seed=3)
+    alone = runs.trainer(
+        "single", plan, data, tmp_path, own={"eval_dataset": data}, eval_strategy="steps", eval_steps=1,
+        num_train_epochs=2,
+    )  # fmt: skip
+    alone.train()
+    end = torch.cat([p.detach().reshape(-1) for p in alone.model.parameters()])
+    for rank in ranks:
+        found = rank["resumed"]
+        assert toy.relative_error(found["whole"], end) < 1e-5
+        for name in ("loss", "eval_loss", "grad_norm"):
+            assert found["curve"][name] == pytest.approx(runs.logged(alone, name), rel=1e-4)
+        assert len(found["curve"]["eval_loss"]) == 2 * plan.steps_per_epoch
 
 
 def test_an_error_in_the_scores_reaches_every_rank(ranks: list[dict[str, Any]], stage: int) -> None:

@@ -69,6 +69,22 @@ def test_label_smoothing_of_the_arguments(kind: str, shape: dict[str, float], tm
     assert runs.logged(trainer, "loss") == [pytest.approx(loss, rel=1e-5)]
 
 
+@pytest.mark.parametrize("kind, architecture", [("single", None), ("clm", None), ("clm", "mixtral")])
+def test_bfloat16_finds_the_same_loss_and_nearly_the_same_gradient(
+    kind: str, architecture: str | None, tmp_path: Path
+) -> None:
+    data = toy.examples(kind, 16, seed=3)
+    gradients, found = [], []
+    for bf16 in (False, True):
+        plan = toy.ListedPlan(SPLITS["1x4"], data)
+        trainer = runs.trainer(kind, plan, data, tmp_path, architecture=architecture, bf16=bf16)
+        trainer.train()
+        gradients.append(trainer.gradients[0])
+        found.append(trainer.step_loss.found)
+    assert found[0] == found[1]
+    assert 0 < toy.relative_error(gradients[1], gradients[0]) < 0.05
+
+
 def test_clipping_sees_the_true_norm(tmp_path: Path) -> None:
     data = toy.examples("qa", 16, seed=3)
     _, gradient = toy.reference("qa", toy.model("qa"), data)
