@@ -119,6 +119,7 @@ class PlannedBatchSampler(Sampler[BatchKey]):
         self._size = data_parallel_size
         self._accumulation = accumulation_steps or plan.accumulation_steps(data_parallel_size)
         self._epoch = 0
+        self._forward_epoch, self._forward_steps = 0, 0
 
     @property
     def sampler(self) -> PlannedBatchSampler:
@@ -133,18 +134,29 @@ class PlannedBatchSampler(Sampler[BatchKey]):
         """Micro-batches an epoch: the same for every epoch and every rank."""
         return self._plan.steps_per_epoch * self._accumulation
 
-    def __iter__(self) -> Iterator[BatchKey]:
-        return self.iterate()
+    def fast_forward(self, epoch: int, steps: int) -> None:
+        """Doesn't deal the first `steps` steps of `epoch`, which a resumed run is about to skip.
 
-    def iterate(self, skip: int = 0) -> Iterator[BatchKey]:
-        """Yields the keys from the `skip`-th micro-batch on; skipped whole steps aren't even dealt."""
+        accelerate's `skip_first_batches` draws every skipped key. Those of whole steps needn't be dealt:
+        they come without rows, and the data set refuses them should they ever reach it.
+        """
+        self._forward_epoch, self._forward_steps = epoch, steps
+
+    def __iter__(self) -> Iterator[BatchKey]:
         number = self._epoch
         epoch = self._plan.epoch(number)
-        first, offset = divmod(skip, self._accumulation)
-        for step in range(first, self._plan.steps_per_epoch):
+        undealt = self._forward_steps if number == self._forward_epoch else 0
+        for step in range(self._plan.steps_per_epoch):
+            if step < undealt:
+                yield from (_skipped(number, step, index) for index in range(self._accumulation))
+                continue
             dealt = epoch.deal_to_rank(step, self._size, self._accumulation, self._rank)
-            for index in range(offset if step == first else 0, self._accumulation):
-                yield make_key(number, step, index, dealt[index])
+            for index, batch in enumerate(dealt):
+                yield make_key(number, step, index, batch)
+
+
+def _skipped(epoch: int, step: int, micro_batch: int) -> BatchKey:
+    return BatchKey(epoch, step, micro_batch, rows=(), filler=True, computed_tokens=0, real_tokens=0)
 
 
 class EvaluationBatchSampler(Sampler[BatchKey]):
@@ -185,6 +197,8 @@ class PlannedDataset(Dataset[Any]):
 
     def __getitems__(self, key: BatchKey) -> PlannedBatch:
         rows = list(key.rows)
+        if not rows:
+            raise RuntimeError(f"step {key.step} of epoch {key.epoch} was to be skipped, and is read")
         fetch = getattr(self.dataset, "__getitems__", None)
         examples = fetch(rows) if callable(fetch) else [self.dataset[row] for row in rows]
         return PlannedBatch(key, examples)

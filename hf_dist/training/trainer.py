@@ -73,6 +73,7 @@ class ExactTrainer(EvaluatingTrainer):
     ) -> None:
         self.plan = plan
         self.counters = TokenCounters()
+        self._sampler: PlannedBatchSampler | None = None
         self._throughput: dict[str, float] = {}
         self._mean_items = _mean_items(plan, task, loss_normalization)
         super().__init__(
@@ -125,7 +126,7 @@ class ExactTrainer(EvaluatingTrainer):
         """
         if self.plan is None:
             raise DataError("there is no plan to train by; build one from the training data's lengths")
-        sampler = PlannedBatchSampler(
+        self._sampler = sampler = PlannedBatchSampler(
             self.plan,
             data_parallel_rank=self.data_parallel_rank,
             data_parallel_size=self.data_parallel_size,
@@ -148,8 +149,12 @@ class ExactTrainer(EvaluatingTrainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self._probe_loss(self.train_dataset)
         self.counters.reset()
-        if self._batch_log is not None and self.plan is not None:
-            self._batch_log.start(*divmod(self.state.global_step, self.plan.steps_per_epoch))
+        if self.plan is not None and self._sampler is not None:
+            position = divmod(self.state.global_step, self.plan.steps_per_epoch)
+            if not self.args.ignore_data_skip:
+                self._sampler.fast_forward(*position)
+            if self._batch_log is not None:
+                self._batch_log.start(*position)
         return prepared
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:

@@ -144,6 +144,25 @@ def test_skipping_equals_the_uninterrupted_tail_at_every_step_and_reads_nothing(
             assert set(rows.read) == read
 
 
+def test_a_resumed_run_does_not_even_deal_what_it_skips() -> None:
+    plan = plan_of(61)
+    accumulation, step = plan.accumulation_steps(2), plan.steps_per_epoch - 1
+    loader = loader_of(plan, rank=1, size=2)
+    loader.set_epoch(1)
+    uninterrupted = keys_of(loader)
+    loader.batch_sampler.fast_forward(1, step)
+    epoch, dealt = plan.epoch(1), []
+    deal = epoch.deal_to_rank
+    epoch.deal_to_rank = lambda step, *hardware: dealt.append(step) or deal(step, *hardware)
+    skipped = skip_first_batches(loader, step * accumulation)
+    skipped.set_epoch(1)
+    assert keys_of(skipped) == uninterrupted[step * accumulation :]
+    assert dealt == [step]
+    loader.set_epoch(1)
+    with pytest.raises(RuntimeError, match="step 0 of epoch 1 was to be skipped, and is read"):
+        keys_of(loader)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epochs_differ_repeat_and_reach_persistent_workers(workers: int) -> None:
     plan = plan_of(61)
