@@ -79,9 +79,6 @@ def test_an_adapter_computes_what_the_live_one_did(initial: Path, tmp_path: Path
     saved = _tensors(tmp_path / "saved" / "adapter_model.safetensors")
     assert all(tensor.numel() for tensor in saved.values())
     base = transformers.GPT2LMHeadModel.from_pretrained(initial)
-    if not any("embed" in name or "wte" in name for name in saved):
-        transformers.set_seed(42)
-    base.resize_token_embeddings(VOCABULARY + 6)
     model = peft.PeftModel.from_pretrained(base, tmp_path / "saved").merge_and_unload()
     _same(model, live)
 

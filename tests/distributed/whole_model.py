@@ -1,6 +1,6 @@
 """Trains a tiny GPT-2 under a preset, then writes what the live model computes, and saves it.
 
-Embeddings are resized, the output layer is tied to them, and with --lora an adapter is trained. Writes
+Embeddings are resized and the output layer is tied to them; with --lora an adapter is trained instead. Writes
 `live.pt` (logits and generated tokens of fixed inputs) and the saved model below --folder.
 """
 
@@ -46,8 +46,9 @@ def main() -> None:
     facts = {"partitioned": sum(hasattr(weight, "ds_id") for weight in model.parameters())}
     facts["parameters"] = sum(1 for _ in model.parameters())
     facts["held"] = sum(_held(weight) for weight in model.parameters())
-    model.resize_token_embeddings(model.config.vocab_size + TOKENS)
-    if options.lora:
+    if not options.lora:  # an adapter doesn't save the new rows, which are drawn at random
+        model.resize_token_embeddings(model.config.vocab_size + TOKENS)
+    else:
         import peft
 
         model = peft.get_peft_model(
