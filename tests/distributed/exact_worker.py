@@ -106,13 +106,14 @@ def plan_of(data: list[dict[str, Any]]) -> Plan:
     return Plan.build(lengths, TokenBatching(max_tokens_per_device=32, tokens_per_step=96), seed=3)
 
 
-def dump(rows: int, workers: int) -> None:
+def dump(rows: int, workers: int) -> dict[str, float]:
     data = toy.examples("single", rows, seed=3)
     path = FOLDER / f"stage{STAGE}" / f"rows{rows}-workers{workers}.jsonl"
-    trainer(
+    made = trainer(
         "single", plan_of(data), data, "dump", own={"dump_batches": str(path)}, num_train_epochs=2,
         dataloader_num_workers=workers, dataloader_persistent_workers=workers > 0,
-    ).train()  # fmt: skip
+    )  # fmt: skip
+    return made.train().metrics
 
 
 def evaluation(kind: str) -> dict[str, Any]:
@@ -188,8 +189,9 @@ def main() -> None:
     results: dict[str, Any] = {"steps": {kind: one_step(kind) for kind in kinds}}
     results["after_evaluation"] = one_step("single", evaluate_first=True)
     results["evaluation"] = {kind: evaluation(kind) for kind in ("single", "tagging", "qa")}
-    for rows, workers in ((41, 0), (41, 2), (1, 0), (2, 0)):
-        dump(rows, workers)
+    results["metrics"] = {
+        (rows, workers): dump(rows, workers) for rows, workers in ((41, 0), (41, 2), (1, 0), (2, 0))
+    }
     results["resumed"] = resumed()
     if STAGE == 0:
         results["failing_score"] = failing_score()

@@ -103,6 +103,18 @@ def test_each_row_is_trained_once_an_epoch(stage: int, folder: Path, rows: int, 
     assert not list(dump.parent.glob("*.part"))
 
 
+def test_token_counts_are_those_of_the_dump(ranks: list[dict[str, Any]], stage: int, folder: Path) -> None:
+    found = records(folder / f"stage{stage}" / "rows41-workers0.jsonl")
+    computed = [sum(r["computed_tokens"] for r in found if r["rank"] == rank) for rank in (0, 1)]
+    real = sum(r["real_tokens"] for r in found)
+    for rank in ranks:
+        metrics = rank["metrics"][41, 0]
+        assert metrics["padding_efficiency"] == pytest.approx(real / sum(computed))
+        assert metrics["rank_imbalance"] == pytest.approx(2 * max(computed) / sum(computed))
+        expected = real / metrics["train_runtime"]
+        assert metrics["train_tokens_per_second"] == pytest.approx(expected, rel=0.01)
+
+
 @pytest.mark.usefixtures("ranks")
 def test_workers_change_nothing(stage: int, folder: Path) -> None:
     without, with_two = (folder / f"stage{stage}" / f"rows41-workers{workers}.jsonl" for workers in (0, 2))
