@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_model
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_dist.config import ModelConfig
 from hf_dist.data.cache import build_once, cache_dir, key_of
 from hf_dist.errors import ConfigError
+from hf_dist.training.engine import outside_zero_init
 
 
 def _is_dropout(name: str) -> bool:
@@ -50,10 +52,13 @@ def set_dropout(config: PretrainedConfig, probability: float) -> list[str]:
 
 def _initialise(config: PretrainedConfig, auto_class: Any, seed: int, folder: Path) -> None:
     # The caller's random state is left as it was: who initialises must not differ from who only loads.
-    with torch.random.fork_rng(devices=[]):
+    # One process builds it alone, so ZeRO-3 must not partition it on the way.
+    with torch.random.fork_rng(devices=[]), outside_zero_init():
         torch.manual_seed(seed)
         model = auto_class.from_config(config)
-    model.save_pretrained(folder)
+    # `save_pretrained` writes nothing on another rank than 0 (transformers 5.24), and any may be the builder.
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    model.config.save_pretrained(folder)
 
 
 def initial_model_folder(config: PretrainedConfig, auto_class: Any, seed: int) -> Path:

@@ -98,7 +98,9 @@ class Recipe:
 
     def _check_engine(self) -> engines.Engine:
         engine = engines.read_engine(self.trainer)
-        engines.check_engine(self.config.engine.preset, engine)
+        engines.check_engine(
+            self.config.engine.preset, engine, training_arguments=self.config.training_arguments
+        )
         return engine
 
     def _train(self) -> dict[str, float]:

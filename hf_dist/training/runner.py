@@ -39,6 +39,7 @@ from hf_dist.errors import ConfigError, DataError, exit_on_error
 from hf_dist.training import engine as engines
 from hf_dist.training import output
 from hf_dist.training.callbacks import ProgressBar
+from hf_dist.training.conflicts import refuse_conflicts
 from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model, set_dropout
@@ -94,8 +95,6 @@ def _make_arguments(config: RunConfig, extra: Mapping[str, Any], best_metric: st
     # The folder is chosen once all ranks can talk to each other (`_choose_output_dir`).
     values.setdefault("output_dir", str(output.RUNS_FOLDER))
     values["logging_nan_inf_filter"] = False
-    # transformers 5.24 turns the search for unused parameters on, a walk through the graph every step.
-    values.setdefault("ddp_find_unused_parameters", False)
     try:
         return TrainingArguments(**values)
     except (ValueError, TypeError, ImportError) as error:
@@ -126,6 +125,7 @@ class _Prepared:
     model_config: PretrainedConfig
     datasets: DatasetDict
     plan: Plan | None
+    planned_arguments: dict[str, Any]
     world_size: int
 
 
@@ -168,6 +168,10 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         )
         if plan.dropped:
             logger.info("%d training examples are longer than the cap and were dropped", plan.dropped)
+    planned = planned_arguments(plan, config, world_size) if plan is not None else {}
+    refuse_conflicts(
+        config.engine.preset, {**arguments, **planned}, optim_from_json=config.engine.optim_from_json
+    )
     return _Prepared(
         task=task,
         config=config,
@@ -175,6 +179,7 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         model_config=model_config,
         datasets=encoded,
         plan=plan,
+        planned_arguments=planned,
         world_size=world_size,
     )
 
@@ -195,13 +200,20 @@ def _print_dry_run(prepared: _Prepared) -> None:
 def _assemble(prepared: _Prepared) -> Recipe:
     """Builds TrainingArguments, then the model, then the Trainer (see the module's docstring)."""
     task, config, plan = prepared.task, prepared.config, prepared.plan
-    extra = planned_arguments(plan, config, prepared.world_size) if plan is not None else {}
-    extra.update(engines.training_argument_overrides(config.engine.preset))
+    extra = dict(prepared.planned_arguments)
+    preset = config.engine.preset
+    extra.update(
+        engines.training_argument_overrides(
+            preset, config.training_arguments, optim_from_json=config.engine.optim_from_json
+        )
+    )
     arguments = _make_arguments(config, extra, task.best_metric)
-    engines.start_communication(config.engine.preset)
+    engines.start_communication(preset)
     output_dir = _choose_output_dir(config, task.name, arguments)
 
     model = load_model(prepared.model_config, task.auto_class, config.model, seed=arguments.seed)
+    # A parameter that ZeRO-3 has partitioned says how large it was.
+    engines.check_space(preset, sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()))
     loop = config.training
     callbacks: list[TrainerCallback] = []
     if loop.early_stopping_patience is not None:
@@ -220,6 +232,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
         dump_batches=config.batching.dump_batches,
         callbacks=callbacks,
     )
+    engines.tune_ddp(trainer)
     # Ours replaces both: the Trainer picks one of the two by disable_tqdm (transformers 5.24).
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
