@@ -171,17 +171,27 @@ _ALL = (
         costs="The disk sets the speed: every step reads and writes all the states.",
         needs=f"libaio, a C++ compiler, and a local NVMe disk, named in {NVME_PATH_VARIABLE}.",
     ),
+    Preset(
+        name="zero3_hpz",
+        zero={"stage": 3, **_GATHER, "zero_hpz_partition_size": 8},
+        choose="zero3 on several nodes whose network is slower than the links inside a node (ZeRO++).",
+        costs="A second copy of the parameters per node; the backward pass gathers inside the node.",
+        needs="DeepSpeed; as many processes on every node (their number replaces the 8 in the file).",
+    ),
 )
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
 
 
-def ds_config(name: str, *, nvme_path: str | None = None) -> Json | None:
+def ds_config(
+    name: str, *, nvme_path: str | None = None, processes_per_node: int | None = None
+) -> Json | None:
     """The DeepSpeed configuration of a preset.
 
     Args:
         name: a key of `PRESETS`.
         nvme_path: folder that NVMe offload swaps to, in the place of the preset's own.
+        processes_per_node: group size of hierarchical partitioning, in the place of the preset's own.
 
     Returns:
         A fresh dict that the caller may change, or None for "none".
@@ -196,21 +206,26 @@ def ds_config(name: str, *, nvme_path: str | None = None) -> Json | None:
         for part in _offload_parts(config):
             if part.get("device") == "nvme":
                 part["nvme_path"] = nvme_path
+    if config is not None and processes_per_node and hpz_size(config) > 1:
+        config["zero_optimization"]["zero_hpz_partition_size"] = processes_per_node
     return config
 
 
-def resolve(name_or_path: str, *, nvme_path: str | None = None) -> Json | None:
+def resolve(
+    name_or_path: str, *, nvme_path: str | None = None, processes_per_node: int | None = None
+) -> Json | None:
     """The DeepSpeed configuration of a preset or of a user's own JSON file.
 
     Args:
         name_or_path: a preset, or the path of a file that ends in `.json`.
         nvme_path: see `ds_config`; a file of the user's own is left as it is.
+        processes_per_node: see `ds_config`.
 
     Raises:
         ConfigError: neither a preset nor a readable JSON object.
     """
     if name_or_path in PRESETS:
-        return ds_config(name_or_path, nvme_path=nvme_path)
+        return ds_config(name_or_path, nvme_path=nvme_path, processes_per_node=processes_per_node)
     if not is_path(name_or_path):
         raise ConfigError(_unknown(name_or_path))
     return load_json(name_or_path)
@@ -272,6 +287,13 @@ def offload_device(config: Mapping[str, Any], part: Literal["optimizer", "param"
     if device == "cpu":
         return "cpu"
     return "nvme" if device == "nvme" else "none"
+
+
+def hpz_size(config: Mapping[str, Any]) -> int:
+    """The group size of ZeRO++'s hierarchical partitioning; 1 without it."""
+    zero = config.get("zero_optimization")
+    size = zero.get("zero_hpz_partition_size", 1) if isinstance(zero, Mapping) else 1
+    return size if isinstance(size, int) and size > 1 else 1
 
 
 def nvme_paths(config: Mapping[str, Any]) -> list[str]:

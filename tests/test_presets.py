@@ -37,6 +37,7 @@ def test_checked_in_files_are_what_the_code_generates():
         ("zero3", 3, "none", "none"),
         ("zero3_offload", 3, "cpu", "cpu"),
         ("zero3_nvme", 3, "nvme", "nvme"),
+        ("zero3_hpz", 3, "none", "none"),
     ],
 )
 def test_a_preset_does_what_its_name_promises(name, stage, optimizer, param):
@@ -60,6 +61,12 @@ def test_a_config_is_a_fresh_copy():
 def test_the_nvme_path_can_be_named():
     assert presets.nvme_paths(ds_config("zero3_nvme", nvme_path="/disk")) == ["/disk"]
     assert presets.nvme_paths(resolve("zero3_nvme", nvme_path="/disk")) == ["/disk"]
+
+
+def test_hierarchical_groups_are_as_large_as_a_node():
+    sizes = {presets.hpz_size(ds_config("zero3_hpz", processes_per_node=n)) for n in (1, 2, 4)}
+    assert sizes == {1, 2, 4}
+    assert presets.hpz_size(ds_config("zero3", processes_per_node=4)) == 1
 
 
 def test_an_unknown_preset_names_the_nearest_and_all():

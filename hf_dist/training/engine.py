@@ -24,6 +24,7 @@ from hf_dist.training.launch import (
     effective_preset,
     launch_line,
     launch_problems,
+    local_world_size,
     world_size,
 )
 from hf_dist.training.needs import missing_needs, nvme_space_problem, show_own_ninja
@@ -231,8 +232,7 @@ def check_space(preset: str, parameters: int, environ: Mapping[str, str] | None 
     config = asked_config(preset, environ)
     if config is None:
         return
-    local = environ.get("LOCAL_WORLD_SIZE", "")
-    share = int(local) / world_size(environ) if local.isdigit() else 1.0
+    share = local_world_size(environ) / world_size(environ)
     problem = nvme_space_problem(config, int(parameters * share))
     if problem:
         raise EngineError(problem)

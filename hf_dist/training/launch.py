@@ -60,6 +60,12 @@ def world_size(environ: Mapping[str, str]) -> int:
     return 1
 
 
+def local_world_size(environ: Mapping[str, str]) -> int:
+    """The number of processes on this machine, as far as the launcher says; else all of them."""
+    local = environ.get("LOCAL_WORLD_SIZE", "")
+    return int(local) if local.isdigit() else world_size(environ)
+
+
 def effective_preset(preset: str, environ: Mapping[str, str]) -> str:
     """The preset, or what `accelerate launch` asked for where the preset is "none".
 
@@ -87,7 +93,11 @@ def effective_preset(preset: str, environ: Mapping[str, str]) -> str:
 def asked_config(preset: str, environ: Mapping[str, str] | None = None) -> Json | None:
     """The DeepSpeed configuration that `preset` stands for here, None for plain PyTorch."""
     environ = os.environ if environ is None else environ
-    return resolve(effective_preset(preset, environ), nvme_path=environ.get(NVME_PATH_VARIABLE))
+    return resolve(
+        effective_preset(preset, environ),
+        nvme_path=environ.get(NVME_PATH_VARIABLE),
+        processes_per_node=local_world_size(environ),
+    )
 
 
 def accelerate_stage(environ: Mapping[str, str]) -> tuple[int, str, str]:
@@ -170,8 +180,7 @@ def _dropped_processes(environ: Mapping[str, str], ancestors: Sequence[Sequence[
     started = world_size(environ)
     asked = environ.get(NPROC_VARIABLE, "")
     if asked:
-        local = environ.get("LOCAL_WORLD_SIZE", "")
-        here = int(local) if local.isdigit() else started
+        here = local_world_size(environ)
         if not asked.isdigit() or int(asked) < 1:
             yield f"{NPROC_VARIABLE} is {asked!r}; expected the number of processes on this machine"
         elif int(asked) != here:

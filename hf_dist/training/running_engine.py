@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_dist.errors import EngineError
-from hf_dist.presets import offload_device, zero_stage
+from hf_dist.presets import hpz_size, offload_device, zero_stage
 from hf_dist.training.conflicts import lookup
 from hf_dist.training.launch import asked_config, effective_preset, launch_line, world_size
 
@@ -30,6 +30,7 @@ class Engine:
         world_size: processes in all.
         data_parallel_size: processes that see different data.
         precision: "fp32", "bf16" or "fp16".
+        hpz_size: processes that share a second copy of the parameters (ZeRO++); 1 without one.
     """
 
     kind: Kind
@@ -39,6 +40,7 @@ class Engine:
     world_size: int = 1
     data_parallel_size: int = 1
     precision: str = "fp32"
+    hpz_size: int = 1
 
     @property
     def name(self) -> str:
@@ -47,6 +49,7 @@ class Engine:
             return self.kind
         devices = (self.offload_optimizer, self.offload_param)
         suffix = "-nvme" if "nvme" in devices else "-offload" if "cpu" in devices else ""
+        suffix += "-hpz" if self.hpz_size > 1 else ""
         return f"deepspeed-zero{self.zero_stage}{suffix}"
 
 
@@ -78,8 +81,10 @@ def _read_deepspeed(engine: Any, world: int) -> Engine:
     # The optimizer does the sharding and the offloading; the engine's accessors only repeat its config.
     optimizer = engine.optimizer
     offload_optimizer = offload_param = "none"
+    hpz = 1
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         stage = 3
+        hpz = _hpz_size(engine)
         if optimizer.offload_optimizer:
             offload_optimizer = "nvme" if optimizer.swap_optimizer else "cpu"
         if optimizer.offload_param:
@@ -97,7 +102,17 @@ def _read_deepspeed(engine: Any, world: int) -> Engine:
         world_size=world,
         data_parallel_size=int(engine.dp_world_size),
         precision="bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32",
+        hpz_size=hpz,
     )
+
+
+def _hpz_size(engine: Any) -> int:
+    """The size of the group that a parameter's second copy is split over, from the parameters."""
+    from torch import distributed as dist
+
+    groups = {getattr(weight, "ds_zero_param_process_group", None) for weight in engine.module.parameters()}
+    sizes = {dist.get_world_size(group) for group in groups if group is not None}
+    return max(sizes, default=1)
 
 
 def expected_engine(
@@ -132,6 +147,8 @@ def expected_engine(
         world_size=processes,
         data_parallel_size=processes // max(tensor_parallel if isinstance(tensor_parallel, int) else 1, 1),
         precision=precision,
+        # DeepSpeed takes all processes where there are fewer than a group's.
+        hpz_size=min(hpz_size(config), processes),
     )
 
 
@@ -143,6 +160,7 @@ _COMPARED = (
     "world_size",
     "data_parallel_size",
     "precision",
+    "hpz_size",
 )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +99,32 @@ def test_ddp_runs_with_its_settings(ddp: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["zero1", "zero2", "zero3", "zero2_offload"])
+@pytest.mark.parametrize("preset", ["zero1", "zero2", "zero3", "zero2_offload", "zero3_hpz"])
 def test_every_engine_ends_at_the_same_weights_as_ddp(preset: str, ddp: dict[str, Any]) -> None:
     found = engine(torchrun(Path(SCRIPT), "--preset", preset))
     assert found["name"] == f"deepspeed-{preset.replace('_', '-')}"
     # fp32 sums in another order, and CPUAdam's own arithmetic, over 3 steps of lr 5e-5
     assert found["norm"] == pytest.approx(ddp["norm"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_two_nodes_of_two_processes_form_a_hierarchy() -> None:
+    """Two launchers on this machine, which only know each other by the port, stand for two nodes."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2")
+    address = ("--master_addr=127.0.0.1", f"--master_port={port}")
+
+    def node(rank: int) -> subprocess.CompletedProcess[str]:
+        command = (*launcher, *address, f"--node_rank={rank}", SCRIPT, "--preset", "zero3_hpz")
+        return start(*command, HF_DIST_NPROC="2")
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(node, range(2))
+    found = engine(first)
+    assert second.returncode == 0, second.stderr[-4000:]
+    assert (found["name"], found["hpz_size"], found["world_size"]) == ("deepspeed-zero3-hpz", 2, 4)
 
 
 @pytest.mark.slow

@@ -425,6 +425,7 @@ def test_user_settings_of_ddp_stay():
             Engine(kind="deepspeed", zero_stage=3, offload_optimizer="nvme", offload_param="cpu"),
             "deepspeed-zero3-nvme",
         ),
+        (Engine(kind="deepspeed", zero_stage=3, hpz_size=4), "deepspeed-zero3-hpz"),
     ],
 )
 def test_names_of_engines(engine, name):
