@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable
 
 
@@ -39,16 +41,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {match[0]}?)" if match else ""
 
 
-def exit_on_error(main: Callable[[], None]) -> None:
-    """Runs `main`; an `HfDistError` becomes one line on rank 0's stderr and exit status 2.
+# Where all ranks fail alike, the launcher ends the others within a fraction of this once rank 0 is gone.
+_PATIENCE_SECONDS = 5.0
 
-    The rank is read from the environment, since most of these errors are raised before a process
-    group exists.
+
+def exit_on_error(main: Callable[[], None]) -> None:
+    """Runs `main`; an `HfDistError` becomes one line on stderr and exit status 2.
+
+    Rank 0 speaks for all. Another rank waits a moment for its launcher to end it, and speaks if it is still
+    there: then the error is its own. The rank is read from the environment, since most of these errors are
+    raised before a process group exists.
     """
     try:
         main()
     except HfDistError as error:
-        if os.environ.get("RANK", "0") == "0":
-            message = " ".join(str(error).split())
-            print(f"error: {message}", file=sys.stderr, flush=True)
+        message = " ".join(str(error).split())
+        rank = os.environ.get("RANK", "0")
+        if rank != "0":
+            time.sleep(_PATIENCE_SECONDS)
+            message = f"rank {rank} on {socket.gethostname()}: {message}"
+        print(f"error: {message}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -17,7 +17,7 @@ from transformers import TrainingArguments
 from hf_dist.batching.plan import Plan, TokenBatching
 from hf_dist.batching.sampler import BATCH_KEY, BatchKey, PlannedBatchSampler
 from hf_dist.config import Normalization
-from hf_dist.errors import ConfigError, DataError
+from hf_dist.errors import ConfigError, DataError, EngineError
 from hf_dist.training.batch_log import BatchLog
 from hf_dist.training.counters import TokenCounters
 from hf_dist.training.evaluation import EvaluatingTrainer
@@ -179,10 +179,23 @@ class ExactTrainer(EvaluatingTrainer):
         """Runs forward and backward; returns what the log adds up to sum / own items of the step."""
         if self._batch_log is not None:
             self._batch_log.write(inputs[BATCH_KEY])
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        key: BatchKey = inputs[BATCH_KEY]
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(key) from error
         if self._mean_items is None or num_items_in_batch is None:
             return loss
         return loss * (self._mean_items / torch.as_tensor(num_items_in_batch).clamp(min=1))
+
+    def _out_of_memory(self, key: BatchKey) -> EngineError:
+        cap = self.plan.batching.max_tokens_per_device if self.plan is not None else None
+        rows, tokens = len(key.rows), key.computed_tokens
+        return EngineError(
+            f"out of memory in step {key.step} of epoch {key.epoch}, in a forward pass of {rows} rows x "
+            f"{tokens // max(rows, 1)} tokens ({tokens} computed tokens); lower --max_tokens_per_device "
+            f"(now {cap}), or choose a preset that shards or offloads more"
+        )
 
     def compute_loss(
         self,

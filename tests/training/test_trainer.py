@@ -13,7 +13,7 @@ import torch
 from transformers import Trainer
 
 from hf_dist.batching.plan import Plan, TokenBatching
-from hf_dist.errors import ConfigError, DataError
+from hf_dist.errors import ConfigError, DataError, EngineError
 from tests.training import runs, toy
 
 # Rows of 16 as [step][accumulation index][rank]: uneven micro-batches.
@@ -303,6 +303,23 @@ def test_settings_that_disagree_with_the_plan_are_refused(tmp_path: Path) -> Non
     stream = datasets.Dataset.from_list(data).to_iterable_dataset()
     with pytest.raises(DataError, match="stream"):
         runs.trainer("single", None, None, tmp_path).evaluate(stream)
+
+
+def test_running_out_of_memory_names_the_shape_and_the_budget(tmp_path: Path, monkeypatch: Any) -> None:
+    # A mock: there is no accelerator here to run out of memory.
+    data = toy.examples("single", 30, seed=3)
+    plan = real_plan(data)
+    trainer = runs.trainer("single", plan, data, tmp_path)
+    first = plan.epoch(0).deal(0, 1, plan.accumulation_steps(1))[0][0]
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer, "compute_loss", full)
+    with pytest.raises(EngineError) as caught:
+        trainer.train()
+    assert f"step 0 of epoch 0, in a forward pass of {len(first.rows)} rows x " in str(caught.value)
+    assert f"lower --max_tokens_per_device (now {plan.batching.max_tokens_per_device})" in str(caught.value)
 
 
 def _stock_gradient(kind: str, data: list[dict[str, Any]], folder: Path, accumulation: int) -> torch.Tensor:
