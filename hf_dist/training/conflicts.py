@@ -76,6 +76,7 @@ def find_conflicts(
     if config is None:
         return conflicts + list(_ddp(training_arguments))
     name = effective_preset(preset, environ)
+    conflicts += _no_training(config, name, training_arguments)
     conflicts += _values(config, name, training_arguments)
     conflicts += _batch_size(config, name, training_arguments, world_size(environ))
     conflicts += _optimizer(config, name, training_arguments, optim_from_json)
@@ -123,6 +124,16 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
         return math.isclose(left, right, rel_tol=1e-9)
     return left == right
+
+
+def _no_training(config: Json, name: str, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """ZeRO-1 and 2 shard what training needs: DeepSpeed starts no engine for them to evaluate with."""
+    evaluates = [flag for flag in ("do_eval", "do_predict") if arguments.get(flag)]
+    if zero_stage(config) < 3 and evaluates and not arguments.get("do_train"):
+        yield (
+            f"{name} is ZeRO-{zero_stage(config)}, which shards only what training needs, and "
+            f"--{evaluates[0]} trains nothing; use --preset none, or zero3 if one device is too small"
+        )
 
 
 def _values(config: Json, name: str, arguments: Mapping[str, Any]) -> Iterator[str]:

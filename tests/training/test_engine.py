@@ -250,6 +250,27 @@ def test_precisions(own):
     assert conflicts("zero2", {"bf16": True}, {"ACCELERATE_MIXED_PRECISION": "bf16"}) == []
 
 
+def test_zero_without_training():
+    (conflict,) = conflicts("zero2", {"do_eval": True})
+    assert "--preset none" in conflict
+    assert conflicts("zero3", {"do_eval": True}) == []
+    assert conflicts("zero2", {"do_eval": True, "do_train": True}) == []
+    assert conflicts("none", {"do_predict": True}) == []
+
+
+def test_checkpointing_is_not_reentrant_unless_asked():
+    """Left to transformers' own default; this fails when that moves."""
+    import transformers
+
+    model = transformers.BertModel(
+        transformers.BertConfig(vocab_size=10, hidden_size=32, num_hidden_layers=1, num_attention_heads=1)
+    )
+    model.gradient_checkpointing_enable()
+    layer = model.encoder.layer[0]
+    function = getattr(layer, "_activation_checkpointing_func", None) or layer._gradient_checkpointing_func
+    assert function.keywords["use_reentrant"] is False
+
+
 def test_a_static_graph_with_accumulation_is_refused():
     arguments = {"ddp_static_graph": True, "gradient_accumulation_steps": 2}
     assert "static graph" in conflicts("none", arguments)[0]
