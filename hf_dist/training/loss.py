@@ -283,8 +283,10 @@ class StepLoss:
         tolerance = (1e-5 if exact else 1e-2) * max(abs(own), 1e-3)
         # Terms that a model reports by name are believed: their coefficient may drown in bfloat16.
         named = mean.get("aux_loss") is not None
-        # A loss divided by the count halves; a twentieth is far from that and from kernels' noise.
-        if counted and abs(counted[0] - counted[1]) > 0.05 * abs(own):
+        # A loss divided by the count halves; a twentieth is far from that and from kernels' noise. It is
+        # ours to keep only if it counts what we count: a span head may count rows where we count ends.
+        halves = bool(counted) and abs(counted[0] - counted[1]) > 0.05 * abs(own)
+        if halves and abs(counted[0] - own) <= max(tolerance, 1e-3 * abs(own)):
             extra = 2 * counted[1] - counted[0]
             return Probe(LossMode.COUNTED, extras=named or abs(extra) > tolerance)
         try:

@@ -74,6 +74,15 @@ def test_loss_and_gradient_are_those_of_the_formula(kind: str, with_probe: bool)
     assert toy.relative_error(toy.flat_gradient(net), gradient) < 1e-5
 
 
+def test_a_span_head_that_counts_otherwise_obeys_the_rule() -> None:
+    net = toy.model("qa", architecture="llama")
+    expected, gradient = toy.reference("qa", net, toy.examples("qa", 6, seed=1))
+    loss, _ = probed("qa", net).mean(net, batch_of("qa"), 12, keep_labels=False)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert toy.relative_error(toy.flat_gradient(net), gradient) < 1e-5
+
+
 @pytest.mark.parametrize("kind", ["single", "tagging", "mlm", "clm", "seq2seq"])
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_label_smoothing_and_class_weights(kind: str, with_probe: bool) -> None:
@@ -167,6 +176,8 @@ EXPECTED_MODES = [
     ("tagging", None, LossMode.OURS, False),
     ("mlm", None, LossMode.OURS, False),
     ("qa", None, LossMode.OURS, False),
+    # Its loss halves with the count, but counts rows where we count ends of spans.
+    ("qa", "llama", LossMode.OURS, False),
     ("seq2seq", None, LossMode.OURS, False),
     ("seq2seq", "t5", LossMode.OURS, False),
     ("clm", None, LossMode.COUNTED, False),

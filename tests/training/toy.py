@@ -139,6 +139,14 @@ def model(kind: str, *, architecture: str | None = None) -> torch.nn.Module:
                 pad_token_id=0, bos_token_id=1, eos_token_id=2,
             )
         )  # fmt: skip
+    if kind == "qa" and architecture == "llama":
+        return transformers.LlamaForQuestionAnswering(
+            transformers.LlamaConfig(
+                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0,
+                bos_token_id=1, eos_token_id=2,
+            )
+        )  # fmt: skip
     if kind == "clm":
         return transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
