@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_dist.batching.plan import Plan
+from hf_dist.batching.report import PlanReport
 from hf_dist.config import DataConfig, ModelConfig, RunConfig
 from hf_dist.training import engine as engines
 from hf_dist.training import output
@@ -65,6 +66,7 @@ class Recipe:
     datasets: DatasetDict
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
     plan: Plan | None
+    report: PlanReport | None
     trainer: ExactTrainer
     output_dir: Path
 
@@ -115,7 +117,8 @@ class Recipe:
         output_of_training = trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
         trainer.save_state()
-        metrics = {**output_of_training.metrics, **trainer.throughput_metrics()}
+        planned = self.report.metrics() if self.report is not None else {}
+        metrics = {**output_of_training.metrics, **trainer.throughput_metrics(), **planned}
         trainer.save_metrics("train", metrics, combined=False)
         return metrics
 
@@ -157,7 +160,7 @@ class Recipe:
         )
         output.write_json(self.output_dir / output.FINISHED_FILE, results)
         table = Table(show_header=False, box=None)
-        for name in sorted(results):
+        for name in sorted(name for name in results if not name.startswith("plan_")):
             value = results[name]
             table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
         console = Console()

@@ -44,7 +44,7 @@ from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model, set_dropout
 from hf_dist.training.recipe import Recipe, RecipeTask
-from hf_dist.training.steps import accumulation_steps, make_plan, planned_arguments, total_steps
+from hf_dist.training.steps import make_plan, planned_arguments, total_steps
 from hf_dist.training.trainer import ExactTrainer
 
 logger = logging.getLogger("hf_dist")
@@ -126,6 +126,7 @@ class _Prepared:
     datasets: DatasetDict
     plan: Plan | None
     planned_arguments: dict[str, Any]
+    report: PlanReport | None
     world_size: int
 
 
@@ -169,6 +170,11 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         if plan.dropped:
             logger.info("%d training examples are longer than the cap and were dropped", plan.dropped)
     planned = planned_arguments(plan, config, world_size) if plan is not None else {}
+    report = None
+    if plan is not None:
+        report = PlanReport.of(plan, world_size, planned["gradient_accumulation_steps"])
+        if not config.training.dry_run:
+            logger.info("\n".join(report.lines()))
     refuse_conflicts(
         config.engine.preset, {**arguments, **planned}, optim_from_json=config.engine.optim_from_json
     )
@@ -180,6 +186,7 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         datasets=encoded,
         plan=plan,
         planned_arguments=planned,
+        report=report,
         world_size=world_size,
     )
 
@@ -188,12 +195,10 @@ def _print_dry_run(prepared: _Prepared) -> None:
     config, plan, world_size = prepared.config, prepared.plan, prepared.world_size
     print(yaml.safe_dump(config.as_dict(), sort_keys=False).rstrip())
     print()
-    if plan is not None:
+    if plan is not None and prepared.report is not None:
         steps = total_steps(plan, config.training_arguments)
         print(f"steps: {steps} ({plan.steps_per_epoch} an epoch)")
-        report = PlanReport.of(plan, world_size, accumulation_steps(plan, config, world_size))
-        for line in report.lines():
-            print(line)
+        print("\n".join(prepared.report.lines()))
     print(f"engine: {engines.expected_engine(config.engine.preset).name} ({world_size} process(es))")
 
 
@@ -245,6 +250,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
         datasets=prepared.datasets,
         collator=task.collate,
         plan=plan,
+        report=prepared.report,
         trainer=trainer,
         output_dir=output_dir,
     )
