@@ -12,8 +12,8 @@ os.environ["WANDB_MODE"] = "disabled"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-# DeepSpeed's operators are compiled once a checkout. In torch's own folder a build that somebody killed leaves
-# a lock on which the next one waits forever, and each other environment compiles them anew.
+# DeepSpeed compiles its operators once a checkout. In torch's own folder a build that was killed leaves a
+# lock on which the next one waits forever, and every other environment compiles them anew.
 os.environ.setdefault(
     "TORCH_EXTENSIONS_DIR", str(Path(__file__).parent.parent / ".cache" / "torch_extensions")
 )
