@@ -34,6 +34,9 @@ _FLAGS = (
     "--eval_strategy=no",
     "--save_strategy=no",
     "--report_to=none",
+    # One micro-batch a step, so that even one process without accumulation can hold it.
+    "--max_tokens_per_device=1024",
+    "--tokens_per_step=1024",
 )
 
 
