@@ -22,7 +22,7 @@ from hf_dist.presets import NVME_PATH, NVME_PATH_VARIABLE, nvme_paths, offload_d
 logger = logging.getLogger("hf_dist")
 
 STALE_AFTER_SECONDS = 600.0
-"""A first compilation takes one to four minutes; an older lock that no compiler works under is stale."""
+"""An older lock that no process of this machine holds is stale, wherever the folder lies."""
 
 STALE_WHEN_BUILT_SECONDS = 60.0
 """The same where the library is there already: its check takes less than a second."""
@@ -177,7 +177,7 @@ def stale_locks(operators: list[str]) -> list[str]:
         except OSError:
             continue
         built = lock.with_name(f"{name}.so").exists()
-        if age < (STALE_WHEN_BUILT_SECONDS if built else STALE_AFTER_SECONDS) or _compiles_in(lock.parent):
+        if age < (STALE_WHEN_BUILT_SECONDS if built else STALE_AFTER_SECONDS) or _held(lock):
             continue
         if built:
             lock.unlink(missing_ok=True)
@@ -190,12 +190,13 @@ def stale_locks(operators: list[str]) -> list[str]:
     return problems
 
 
-def _compiles_in(folder: Path) -> bool:
+def _held(lock: Path) -> bool:
+    """Whether a process of this machine has the lock open, as torch keeps it while it holds it."""
     import psutil
 
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and Path(process.cwd()) == folder:
+            if any(file.path == str(lock) for file in process.open_files()):
                 return True
         except (psutil.Error, OSError):
             continue

@@ -395,13 +395,23 @@ def test_a_stale_lock_without_a_library_is_reported(extensions):
     assert f"rm {lock}" in problem and lock.exists()
 
 
-def test_a_lock_that_a_compiler_works_under_is_respected(extensions):
+def test_a_lock_that_a_process_holds_is_respected(extensions):
     lock = _lock(extensions, built=True, age=1000)
-    compiler = subprocess.Popen([sys.executable, "-c", "input()"], cwd=lock.parent, stdin=subprocess.PIPE)
+    lock.unlink()
+    # As torch takes it, in a process that then compiles for long.
+    code = (
+        "import sys; from torch.utils.file_baton import FileBaton; "
+        f"assert FileBaton({str(lock)!r}).try_acquire(); print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        os.utime(lock, (time.time() - 1000,) * 2)
         assert needs.stale_locks(["cpu_adam"]) == [] and lock.exists()
     finally:
-        compiler.communicate(b"\n")
+        holder.kill()
+        holder.communicate()
+    assert needs.stale_locks(["cpu_adam"]) == [] and not lock.exists()
 
 
 # --- getting ready, and the comparison
