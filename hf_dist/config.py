@@ -2,7 +2,8 @@
 
 `training`, `checkpoint` and `tracking` hold the fields of transformers' TrainingArguments by their own
 names, as a plain dict of what the user (or the recipe's defaults) set: TrainingArguments itself is built
-late, after the plan (see `hf_dist.training.runner`).
+late, after the plan (see `hf_dist.training.runner`). The block `task` is the settings class of the recipe's
+task (see `hf_dist.tasks`), made of the same `option` fields.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ TooLong = Literal["error", "alone", "drop"]
 Normalization = Literal["step", "mean"]
 
 
-def _option(default: Any, help: str, **metadata: Any) -> Any:
+def option(default: Any, help: str, **metadata: Any) -> Any:
+    """A field of a settings class: its default, and what `--help` says of it."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
-def _at_least(owner: object, name: str, least: float) -> None:
+def at_least(owner: object, name: str, least: float) -> None:
+    """Checks a field that may be None.
+
+    Raises:
+        ConfigError: It is below `least`.
+    """
     value = getattr(owner, name)
     if value is not None and value < least:
         raise ConfigError(f"--{name} is {value}; it must be at least {least}")
@@ -32,13 +39,17 @@ def _at_least(owner: object, name: str, least: float) -> None:
 class ModelConfig:
     """Which model is trained."""
 
-    model_name_or_path: str | None = _option(
+    model_name_or_path: str | None = option(
         None, "Hub name or folder of the model; without it a small one is built from a config."
     )
-    tokenizer_name: str | None = _option(None, "Hub name or folder of the tokenizer; default: the model's.")
-    model_revision: str = _option("main", "Branch, tag or commit of the model on the hub.")
-    trust_remote_code: bool = _option(False, "Run code that the model's repository ships.")
-    dropout: float | None = _option(None, "Set every dropout probability of the model's config.")
+    tokenizer_name: str | None = option(None, "Hub name or folder of the tokenizer; default: the model's.")
+    model_revision: str = option("main", "Branch, tag or commit of the model on the hub.")
+    trust_remote_code: bool = option(False, "Run code that the model's repository ships.")
+    allow_pickle: bool = option(
+        False, "Load weights that are pickled (.bin) and not safetensors; a pickle can run any code."
+    )
+    new_head: bool = option(False, "Draw a new head where the model's own is for another number of classes.")
+    dropout: float | None = option(None, "Set every dropout probability of the model's config.")
 
     def __post_init__(self) -> None:
         if self.dropout is not None and not 0 <= self.dropout < 1:
@@ -49,29 +60,29 @@ class ModelConfig:
 class DataConfig:
     """What it is trained on. Without a data set the recipe's built-in one is used."""
 
-    dataset_name: str | None = _option(None, "Hub name (or a local loading folder) of a data set.")
-    dataset_config_name: str | None = _option(None, "Configuration of that data set.")
-    dataset_revision: str | None = _option(None, "Branch, tag or commit of that data set on the hub.")
-    train_file: str | None = _option(None, "Training data: .csv, .tsv, .json, .jsonl or .parquet.")
-    validation_file: str | None = _option(None, "Validation data, of the same kinds.")
-    test_file: str | None = _option(None, "Data for --do_predict, of the same kinds.")
-    validation_fraction: float = _option(
+    dataset_name: str | None = option(None, "Hub name (or a local loading folder) of a data set.")
+    dataset_config_name: str | None = option(None, "Configuration of that data set.")
+    dataset_revision: str | None = option(None, "Branch, tag or commit of that data set on the hub.")
+    train_file: str | None = option(None, "Training data: .csv, .tsv, .json, .jsonl or .parquet.")
+    validation_file: str | None = option(None, "Validation data, of the same kinds.")
+    test_file: str | None = option(None, "Data for --do_predict, of the same kinds.")
+    validation_fraction: float = option(
         0.1, "Share of the training rows held out where the data has no validation split."
     )
-    text_column: str | None = _option(None, "Column with the text; default: found by the usual names.")
-    text_pair_column: str | None = _option(None, "Column with the second text of a pair.")
-    label_column: str | None = _option(None, "Column with the label; default: found by the usual names.")
-    max_length: int = _option(256, "Longest sequence in tokens; longer ones are truncated and counted.")
-    max_train_samples: int | None = _option(None, "Use only so many training rows.")
-    max_eval_samples: int | None = _option(None, "Use only so many validation rows.")
-    max_predict_samples: int | None = _option(None, "Use only so many rows to predict.")
-    preprocessing_num_workers: int | None = _option(None, "Processes that tokenise; default: one.")
-    overwrite_cache: bool = _option(False, "Tokenise again even if the cache has it.")
+    max_length: int = option(256, "Longest sequence in tokens; longer ones are truncated and counted.")
+    max_train_samples: int | None = option(None, "Use only so many training rows.")
+    max_eval_samples: int | None = option(None, "Use only so many validation rows.")
+    max_predict_samples: int | None = option(None, "Use only so many rows to predict.")
+    preprocessing_num_workers: int | None = option(None, "Processes that tokenise; default: one.")
+    overwrite_cache: bool = option(False, "Tokenise again even if the cache has it.")
+    streaming: bool = option(
+        False, "Read the training data as a stream, without a length; needs --max_steps."
+    )
 
     def __post_init__(self) -> None:
         for name in ("max_length", "max_train_samples", "max_eval_samples", "max_predict_samples"):
-            _at_least(self, name, 1)
-        _at_least(self, "preprocessing_num_workers", 1)
+            at_least(self, name, 1)
+        at_least(self, "preprocessing_num_workers", 1)
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(
                 f"--validation_fraction is {self.validation_fraction}; it must lie between 0 and 1"
@@ -84,61 +95,61 @@ class DataConfig:
 class BatchingConfig:
     """How examples become optimizer steps (see docs/batching.md)."""
 
-    batching: Batching = _option(
+    batching: Batching = option(
         "tokens", "What a step holds: a number of tokens, or exactly so many examples."
     )
-    max_tokens_per_device: int = _option(
+    max_tokens_per_device: int = option(
         4096, "Hard cap on the computed tokens (rows x longest row) of a forward pass."
     )
-    tokens_per_step: int | None = _option(
+    tokens_per_step: int | None = option(
         None, "Computed tokens of an optimizer step over all devices; default: max_tokens_per_device."
     )
-    micro_batches_per_rank: int | None = _option(
+    micro_batches_per_rank: int | None = option(
         None, "Cut each step into so many forward passes a rank; default: as few as the plan allows."
     )
-    window: int | None = _option(None, "Examples sorted by length together; default: chosen from the data.")
-    pad_to_multiple_of: int | None = _option(
+    window: int | None = option(None, "Examples sorted by length together; default: chosen from the data.")
+    pad_to_multiple_of: int | None = option(
         None, "Rows are padded to a multiple of this many tokens; default: 8 with --bf16 or --fp16, else 1."
     )
-    too_long: TooLong = _option(
+    too_long: TooLong = option(
         "error", "An example longer than the cap: an error, a forward pass of its own, or dropped."
     )
-    dump_batches: str | None = _option(None, "Write one JSON line per rank and micro-batch to this file.")
-    probe_longest_first: bool = _option(
+    dump_batches: str | None = option(None, "Write one JSON line per rank and micro-batch to this file.")
+    probe_longest_first: bool = option(
         False, "Run the costliest step first, so that running out of memory happens at once."
     )
 
     def __post_init__(self) -> None:
         for field_ in dataclasses.fields(self):
             if field_.type in ("int", "int | None"):
-                _at_least(self, field_.name, 1)
+                at_least(self, field_.name, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Which engine runs it."""
 
-    preset: str = _option("none", "A preset (`hf-dist presets` lists them) or a DeepSpeed JSON file.")
-    optim_from_json: bool = _option(False, "Let the JSON's optimizer and scheduler override the flags.")
+    preset: str = option("none", "A preset (`hf-dist presets` lists them) or a DeepSpeed JSON file.")
+    optim_from_json: bool = option(False, "Let the JSON's optimizer and scheduler override the flags.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
     """Own fields of the `training` block, beside those of TrainingArguments."""
 
-    loss_normalization: Normalization | None = _option(
+    loss_normalization: Normalization | None = option(
         None,
         "Divide a step's loss by its own items, or by the plan's mean items per step; default: mean for "
         "tasks whose item is an example under token budgets, else step.",
     )
-    early_stopping_patience: int | None = _option(
+    early_stopping_patience: int | None = option(
         None, "Stop after so many evaluations without a better metric_for_best_model."
     )
-    early_stopping_threshold: float = _option(0.0, "What counts as better for early stopping.")
-    dry_run: bool = _option(False, "Print the config, the plan and the engine, and train nothing.")
+    early_stopping_threshold: float = option(0.0, "What counts as better for early stopping.")
+    dry_run: bool = option(False, "Print the config, the plan and the engine, and train nothing.")
 
     def __post_init__(self) -> None:
-        _at_least(self, "early_stopping_patience", 1)
+        at_least(self, "early_stopping_patience", 1)
 
 
 BLOCKS: dict[str, type] = {
@@ -152,13 +163,19 @@ BLOCKS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A whole run. `training_arguments` maps field names of TrainingArguments to what was set."""
+    """A whole run.
+
+    Attributes:
+        task: The settings of the task, an instance of its `settings_class`; None for its defaults.
+        training_arguments: Field names of TrainingArguments and what was set.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     training: LoopConfig = field(default_factory=LoopConfig)
+    task: Any = None
     training_arguments: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def build(config: RunConfig | None = None, **settings: Any) -> Recipe:
     Raises:
         HfDistError: For settings or data that can't be trained on.
     """
-    return assemble(TextClassification, config or make_config(DEFAULTS, **settings))
+    return assemble(TextClassification, config or make_config(TextClassification, DEFAULTS, **settings))
 
 
 def main() -> None:

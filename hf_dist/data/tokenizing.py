@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from hf_dist.data.cache import cache_dir, key_of, locked
 from hf_dist.data.progress import progress_bars
 
 # Part of the cache's key: raise it when the same rows would be tokenised differently.
-_TOKENISING = 1
+_TOKENISING = 2
 _CUT = "truncated"
 
 
@@ -67,34 +68,69 @@ def tokenise(
     truncated: dict[str, int] = {}
     for split, rows in raw.items():
         kept = tuple(name for name in rows.column_names if name not in texts)
-        key = key_of(
-            _TOKENISING,
-            [datasets.__version__, transformers.__version__],
-            _contents(rows),
-            _identity(tokenizer),
-            data.max_length,
-            texts,
+        function = _Tokenise(tokenizer=tokenizer, texts=texts, kept=kept, max_length=data.max_length)
+        result = encode_rows(
+            rows, function, split=split, tokenizer=tokenizer, data=data, key=[data.max_length, texts]
         )
-        path = cache_dir() / "tokens" / f"{key}.arrow"
-        with locked(path), progress_bars():
-            # One process a machine may write over the cache; the others would write the same again.
-            fresh = data.overwrite_cache and os.environ.get("LOCAL_RANK", "0") == "0"
-            # The contents name the result: datasets' own fingerprint pickles the tokenizer, whose state
-            # changes with its first use (datasets 5.2), and finds nothing again.
-            result = rows.map(
-                _Tokenise(tokenizer=tokenizer, texts=texts, kept=kept, max_length=data.max_length),
-                batched=True,
-                remove_columns=rows.column_names,
-                cache_file_name=str(path),
-                load_from_cache_file=not fresh,
-                new_fingerprint=key,
-                num_proc=data.preprocessing_num_workers,
-                desc=f"tokenising {split}",
-            )
-        cut = result.select_columns([_CUT]).with_format("arrow")[:].column(0)
-        truncated[split] = int(pc.sum(cut).as_py() or 0)
+        truncated[split] = count_true(result, _CUT)
         encoded[split] = result.remove_columns([_CUT])
     return encoded, truncated
+
+
+def encode_rows(
+    rows: Dataset,
+    function: Callable[[dict[str, list[Any]]], dict[str, list[Any]]],
+    *,
+    split: str,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    key: Sequence[Any],
+) -> Dataset:
+    """Maps rows to what the model is given, in batches, and caches the result.
+
+    The cache's name is made of the rows' contents and all that the result depends on; later runs find it
+    there, and the other processes of this one wait for it at a file lock.
+
+    Args:
+        rows: what is encoded.
+        function: columns of a batch -> columns of its result, which replace the old ones; the number of rows
+            may change. Worker processes unpickle it. A module-level class or function: its qualified name
+            is part of the cache's key.
+        split: name of the split, for the progress bar.
+        tokenizer: what the result depends on besides.
+        data: `preprocessing_num_workers` and `overwrite_cache`.
+        key: JSON-serialisable settings that the result depends on.
+    """
+    named = key_of(
+        _TOKENISING,
+        [datasets.__version__, transformers.__version__],
+        getattr(function, "__qualname__", type(function).__qualname__),
+        _contents(rows),
+        _identity(tokenizer),
+        list(key),
+    )
+    path = cache_dir() / "tokens" / f"{named}.arrow"
+    with locked(path), progress_bars():
+        # One process a machine may write over the cache; the others would write the same again.
+        fresh = data.overwrite_cache and os.environ.get("LOCAL_RANK", "0") == "0"
+        # The contents name the result: datasets' own fingerprint pickles the tokenizer, whose state
+        # changes with its first use (datasets 5.2), and finds nothing again.
+        return rows.map(
+            function,
+            batched=True,
+            remove_columns=rows.column_names,
+            cache_file_name=str(path),
+            load_from_cache_file=not fresh,
+            new_fingerprint=named,
+            num_proc=data.preprocessing_num_workers,
+            desc=f"tokenising {split}",
+        )
+
+
+def count_true(rows: Dataset, column: str) -> int:
+    """Number of rows whose value is true."""
+    flags = rows.select_columns([column]).with_format("arrow")[:].column(0)
+    return int(pc.sum(flags).as_py() or 0)
 
 
 def _contents(rows: Dataset) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
@@ -84,6 +85,16 @@ def check_fit(
             f"--max_length {max_length}{rounded}: the model takes at most {limit} tokens; give --max_length "
             f"{limit // pad_to_multiple_of * pad_to_multiple_of or limit} or less"
         )
+
+
+def forward_parameters(config: PretrainedConfig, auto_class: Any) -> frozenset[str] | None:
+    """Names that the model's forward takes; None for a class that transformers doesn't list."""
+    mapping: Any = auto_class._model_mapping
+    if type(config) not in mapping:
+        return None
+    listed = mapping[type(config)]
+    model_class = listed[0] if isinstance(listed, tuple) else listed
+    return frozenset(inspect.signature(model_class.forward).parameters)
 
 
 # Their first position is numbered pad_token_id + 1, so the table of positions has so many unused rows.

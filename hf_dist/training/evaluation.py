@@ -26,6 +26,7 @@ from hf_dist.errors import DataError
 from hf_dist.training.gather import gather_rows, on_main
 from hf_dist.training.loss import has_labels
 from hf_dist.training.planned import PlannedTrainer, require_rows
+from hf_dist.training.spec import GeneratingTask
 
 
 class EvaluatingTrainer(PlannedTrainer):
@@ -155,8 +156,7 @@ class EvaluatingTrainer(PlannedTrainer):
                 sums += torch.stack(
                     [mean.double() * key.items, sums.new_tensor(key.items), sums.new_zeros(())]
                 )
-            if predicts and not key.filler:
-                predicted = self.task.predict(outputs, batch)
+            if predicts and (predicted := self._predict_batch(outputs, batch, key)) is not None:
                 predictions += zip(key.rows, predicted, strict=True)
             self._forwards += 1
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
@@ -183,8 +183,23 @@ class EvaluatingTrainer(PlannedTrainer):
     ) -> tuple[Tensor | None, Any]:
         with self.compute_loss_context_manager():
             if not has_labels(self.task.items, batch):
-                return None, model(**batch)
+                # A decoder needs labels to run; without them there is only what it generates.
+                return None, None if isinstance(self.task, GeneratingTask) else model(**batch)
             return self.step_loss.mean(model, batch, key.items, keep_labels=self._keep_labels)
+
+    @torch.no_grad()
+    def _predict_batch(self, outputs: Any, batch: Mapping[str, Any], key: BatchKey) -> list[Any] | None:
+        """The rows' predictions; None for a filler."""
+        if isinstance(self.task, GeneratingTask):
+            with self.compute_loss_context_manager():
+                generated = self.task.generate(self._network, batch, synced=self._partitioned)
+            return None if key.filler else generated
+        return None if key.filler else self.task.predict(outputs, batch)
+
+    @property
+    def _partitioned(self) -> bool:
+        """Whether each rank holds only a part of the parameters, so that all must run together."""
+        return self.is_deepspeed_enabled and self.accelerator.state.deepspeed_plugin.zero_stage == 3
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs; the steps a second of an evaluation are its forward passes, not a constant batch size's."""

@@ -19,9 +19,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from hf_dist.config import BLOCKS, RunConfig
 from hf_dist.errors import ConfigError, nearest
 
-_OWN_FIELDS = {field.name: block for block, owner in BLOCKS.items() for field in dataclasses.fields(owner)}
 _ARGUMENTS = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
-_YAML_BLOCKS = (*BLOCKS, "checkpoint", "tracking")
 _CHECKPOINT_PREFIXES = ("save_", "hub_", "push_to_hub", "load_best_", "metric_for_best", "greater_is_better")
 _TRACKING_PREFIXES = ("log_", "logging_", "report_to", "run_name", "project", "trackio_", "disable_tqdm")
 
@@ -51,15 +49,28 @@ _REFUSED = {
 _LIST_OR_WORD = ("report_to", "optim_target_modules")
 
 
-def block_of(name: str) -> str | None:
-    """The YAML block a flag belongs to, or None for an unknown flag."""
-    if name in _OWN_FIELDS:
-        return _OWN_FIELDS[name]
-    if name not in _ARGUMENTS:
-        return None
-    if name.startswith(_CHECKPOINT_PREFIXES) or name == "resume_from_checkpoint":
-        return "checkpoint"
-    return "tracking" if name.startswith(_TRACKING_PREFIXES) else "training"
+class _Names:
+    """The flags of one recipe and the YAML blocks they belong to; those of its task form the block `task`."""
+
+    def __init__(self, settings_class: type | None) -> None:
+        self.owners: dict[str, type] = dict(BLOCKS)
+        if settings_class is not None:
+            self.owners["task"] = settings_class
+        self.own = {
+            field.name: block for block, owner in self.owners.items() for field in dataclasses.fields(owner)
+        }
+        self.all = [*self.own, *_ARGUMENTS]
+        self.yaml_blocks = (*self.owners, "checkpoint", "tracking")
+
+    def block_of(self, name: str) -> str | None:
+        """The YAML block a flag belongs to, or None for an unknown flag."""
+        if name in self.own:
+            return self.own[name]
+        if name not in _ARGUMENTS:
+            return None
+        if name.startswith(_CHECKPOINT_PREFIXES) or name == "resume_from_checkpoint":
+            return "checkpoint"
+        return "tracking" if name.startswith(_TRACKING_PREFIXES) else "training"
 
 
 class _Parser(HfArgumentParser):
@@ -69,8 +80,8 @@ class _Parser(HfArgumentParser):
         raise ConfigError(f"{message}; `--help` lists all flags")
 
 
-def _make_parser(recipe: str, description: str, defaults: Mapping[str, Any]) -> _Parser:
-    groups: list[Any] = [*BLOCKS.values(), TrainingArguments]
+def _make_parser(names: _Names, recipe: str, description: str, defaults: Mapping[str, Any]) -> _Parser:
+    groups: list[Any] = [*names.owners.values(), TrainingArguments]
     parser = _Parser(
         groups,
         prog=recipe,
@@ -79,8 +90,7 @@ def _make_parser(recipe: str, description: str, defaults: Mapping[str, Any]) -> 
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         epilog="Fields of transformers' TrainingArguments keep their names. "
-        "--config reads a YAML file with the blocks model, data, batching, engine, training, checkpoint "
-        "and tracking; flags override it.",
+        f"--config reads a YAML file with the blocks {', '.join(names.yaml_blocks)}; flags override it.",
     )
     parser.add_argument("--config", help="YAML file with the run's settings in blocks.")
     for action in parser._actions:
@@ -95,7 +105,7 @@ def _make_parser(recipe: str, description: str, defaults: Mapping[str, Any]) -> 
     return parser
 
 
-def _parse_flat(parser: _Parser, argv: Sequence[str]) -> dict[str, Any]:
+def _parse_flat(parser: _Parser, names: _Names, argv: Sequence[str]) -> dict[str, Any]:
     """Returns only what `argv` names, converted by the types of the fields."""
     if "-h" in argv or "--help" in argv:
         parser.print_help()
@@ -103,9 +113,11 @@ def _parse_flat(parser: _Parser, argv: Sequence[str]) -> dict[str, Any]:
     # Defaults are taken away only now: `--help` shows them, the merge must not see them.
     for action in parser._actions:
         action.default = argparse.SUPPRESS
-    namespace, rest = parser.parse_known_args(list(argv))
+    # The short name that people try first.
+    words = ["--do_predict" if word == "--predict" else word for word in argv]
+    namespace, rest = parser.parse_known_args(words)
     if rest:
-        known = [*_OWN_FIELDS, *_ARGUMENTS, "config"]
+        known = [*names.all, "config"]
         unknown = [word for word in rest if word.startswith("-")] or rest
         name = unknown[0].split("=")[0]
         hint = nearest(name.lstrip("-").replace("-", "_"), known).replace("mean ", "mean --")
@@ -132,28 +144,28 @@ def _as_arguments(name: str, value: Any) -> list[str]:
     return [f"--{name}={value}"]
 
 
-def _block_problem(block: str, values: Any) -> str | None:
-    if block not in _YAML_BLOCKS:
-        owner = block_of(block)
-        hint = f" (it is a key of the block {owner})" if owner else nearest(block, _YAML_BLOCKS)
-        return f"unknown block {block}{hint}; expected one of {', '.join(_YAML_BLOCKS)}"
+def _block_problem(names: _Names, block: str, values: Any) -> str | None:
+    if block not in names.yaml_blocks:
+        owner = names.block_of(block)
+        hint = f" (it is a key of the block {owner})" if owner else nearest(block, names.yaml_blocks)
+        return f"unknown block {block}{hint}; expected one of {', '.join(names.yaml_blocks)}"
     if values is not None and not isinstance(values, dict):
         return f"the block {block} holds {values!r}; expected keys with values"
     return None
 
 
-def _key_problem(block: str, name: str) -> str | None:
-    owner = block_of(name)
+def _key_problem(names: _Names, block: str, name: str) -> str | None:
+    owner = names.block_of(name)
     if owner == block:
         return None
     if owner is not None:
         return f"the key {name} stands in the block {block}; it belongs to {owner}"
-    names = [*_OWN_FIELDS, *_ARGUMENTS]
-    hint = nearest(name, [key for key in names if block_of(key) == block]) or nearest(name, names)
+    of_block = [key for key in names.all if names.block_of(key) == block]
+    hint = nearest(name, of_block) or nearest(name, names.all)
     return f"unknown key {name} in the block {block}{hint}"
 
 
-def _read_yaml(path: Path, parser: _Parser) -> dict[str, Any]:
+def _read_yaml(path: Path, parser: _Parser, names: _Names) -> dict[str, Any]:
     try:
         blocks = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -165,43 +177,45 @@ def _read_yaml(path: Path, parser: _Parser) -> dict[str, Any]:
     if blocks is None:
         return {}
     if not isinstance(blocks, dict):
-        raise ConfigError(f"--config {path}: expected blocks ({', '.join(_YAML_BLOCKS)}) with keys in them")
+        raise ConfigError(
+            f"--config {path}: expected blocks ({', '.join(names.yaml_blocks)}) with keys in them"
+        )
     problems: list[str] = []
     arguments: list[str] = []
     for block, values in blocks.items():
-        if problem := _block_problem(str(block), values):
+        if problem := _block_problem(names, str(block), values):
             problems.append(problem)
             continue
         for name, value in (values or {}).items():
-            if problem := _key_problem(str(block), str(name)):
+            if problem := _key_problem(names, str(block), str(name)):
                 problems.append(problem)
             else:
                 arguments += _as_arguments(name, value)
     if problems:
         raise ConfigError(f"--config {path}: " + "; ".join(problems))
     try:
-        return _parse_flat(parser, arguments)
+        return _parse_flat(parser, names, arguments)
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from None
 
 
-def config_from_values(values: Mapping[str, Any]) -> RunConfig:
+def _config_from_values(names: _Names, values: Mapping[str, Any]) -> RunConfig:
     """Builds the RunConfig from flat names (own fields and those of TrainingArguments).
 
     Raises:
         ConfigError: For an unknown name, a value out of range, or settings that exclude each other
             (all of the latter at once).
     """
-    blocks: dict[str, dict[str, Any]] = {block: {} for block in BLOCKS}
+    blocks: dict[str, dict[str, Any]] = {block: {} for block in names.owners}
     arguments: dict[str, Any] = {}
     for name, value in values.items():
-        if name in _OWN_FIELDS:
-            blocks[_OWN_FIELDS[name]][name] = value
+        if name in names.own:
+            blocks[names.own[name]][name] = value
         elif name in _ARGUMENTS:
             arguments[name] = value
         else:
-            raise ConfigError(f"unknown setting {name}{nearest(name, [*_OWN_FIELDS, *_ARGUMENTS])}")
-    made = {block: owner(**blocks[block]) for block, owner in BLOCKS.items()}
+            raise ConfigError(f"unknown setting {name}{nearest(name, names.all)}")
+    made = {block: owner(**blocks[block]) for block, owner in names.owners.items()}
     return RunConfig(**made, training_arguments=arguments)
 
 
@@ -231,7 +245,12 @@ def _conflicts(values: Mapping[str, Any]) -> list[str]:
 
 
 def parse(
-    argv: Sequence[str], *, recipe: str, description: str = "", defaults: Mapping[str, Any] | None = None
+    argv: Sequence[str],
+    *,
+    recipe: str,
+    description: str = "",
+    defaults: Mapping[str, Any] | None = None,
+    settings_class: type | None = None,
 ) -> RunConfig:
     """Parses a recipe's command line.
 
@@ -240,18 +259,20 @@ def parse(
         recipe: Name of the recipe, shown by `--help`.
         description: First paragraph of `--help`.
         defaults: The recipe's own defaults, by flat name.
+        settings_class: The dataclass of the task's own flags.
 
     Raises:
         ConfigError: With what was found, what was expected and how to mend it.
     """
     defaults = dict(defaults or {})
-    parser = _make_parser(recipe, description, defaults)
-    flags = _parse_flat(parser, argv)
+    names = _Names(settings_class)
+    parser = _make_parser(names, recipe, description, defaults)
+    flags = _parse_flat(parser, names, argv)
     config_file = flags.pop("config", None)
-    named = {**(_read_yaml(Path(config_file), parser) if config_file else {}), **flags}
+    named = {**(_read_yaml(Path(config_file), parser, names) if config_file else {}), **flags}
     if problems := _conflicts(named):
         raise ConfigError("; ".join(problems))
-    return config_from_values(_with_defaults(named, defaults))
+    return _config_from_values(names, _with_defaults(named, defaults))
 
 
 def _with_defaults(named: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,8 +284,13 @@ def _with_defaults(named: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     return merged
 
 
-def make_config(defaults: Mapping[str, Any], **settings: Any) -> RunConfig:
-    """A RunConfig from Python: `make_config(DEFAULTS, max_steps=50, preset="zero2")`.
+def make_config(task: Any, defaults: Mapping[str, Any], **settings: Any) -> RunConfig:
+    """A RunConfig from Python: `make_config(TextClassification, DEFAULTS, max_steps=50, preset="zero2")`.
+
+    Args:
+        task: The task; its `settings_class` has the flags of its own (None: only the common ones).
+        defaults: The recipe's own defaults, by flat name.
+        **settings: What the user set, by flat name.
 
     Raises:
         ConfigError: As `parse` does.
@@ -274,4 +300,5 @@ def make_config(defaults: Mapping[str, Any], **settings: Any) -> RunConfig:
             raise ConfigError(f"{name} can't be set: {why}")
     if problems := _conflicts(settings):
         raise ConfigError("; ".join(problems))
-    return config_from_values(_with_defaults(settings, defaults))
+    names = _Names(None if task is None else task.settings_class)
+    return _config_from_values(names, _with_defaults(settings, defaults))

@@ -97,6 +97,9 @@ def load_model(
             config=config,
             revision=model.model_revision,
             trust_remote_code=model.trust_remote_code,
+            # A pickle runs any code it holds; safetensors are only numbers.
+            use_safetensors=None if model.allow_pickle else True,
+            ignore_mismatched_sizes=model.new_head,
             **(options or {}),
         )
     except (OSError, ValueError, RuntimeError) as error:

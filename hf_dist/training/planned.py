@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import seed_worker
 
-from hf_dist.batching.lengths import lengths_of
 from hf_dist.batching.sampler import (
     BatchKey,
     EvaluationBatchSampler,
@@ -36,6 +35,7 @@ from hf_dist.training.loss import (
     without_padding,
 )
 from hf_dist.training.spec import RandomCollate, TaskSpec
+from hf_dist.training.steps import row_lengths
 
 logger = logging.getLogger("hf_dist")
 
@@ -173,20 +173,7 @@ class PlannedTrainer(Trainer):
 
     def _lengths(self, dataset: Any) -> np.ndarray:
         """Tokens of each row, shape (rows,), or (rows, 2) for encoder and decoder."""
-        columns = ["input_ids"]
-        if self._keep_labels and isinstance(self.task.items, TokenItems):
-            columns.append("labels")
-        if isinstance(dataset, datasets.Dataset):
-            found = [lengths_of(dataset, name) for name in columns if name in dataset.column_names]
-        else:
-            found = [
-                np.array([len(dataset[row][name]) for row in range(len(dataset))], dtype=np.int64)
-                for name in columns
-                if len(dataset) and name in dataset[0]
-            ]
-        if not found:
-            raise DataError(f"the data set has no column {columns[0]} (or no rows); tokenise it first")
-        return found[0] if len(found) == 1 else np.stack(found, axis=1)
+        return row_lengths(dataset, with_labels=self._keep_labels and isinstance(self.task.items, TokenItems))
 
     # ---- Loss ----
 

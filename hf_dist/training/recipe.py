@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from datasets import Dataset, DatasetDict
 from rich.console import Console
@@ -31,10 +31,11 @@ logger = logging.getLogger("hf_dist")
 class RecipeTask(TaskSpec, Protocol):
     """What a task adds to the Trainer's view of it: where its data, tokenizer and model come from."""
 
-    name: str
-    auto_class: Any
+    name: ClassVar[str]
+    auto_class: ClassVar[Any]
+    settings_class: ClassVar[type]
 
-    def __init__(self, *, pad_to_multiple_of: int) -> None:
+    def __init__(self, settings: Any, *, pad_to_multiple_of: int) -> None:
         """Makes the task; `collate` pads rows to a multiple of so many tokens."""
 
     def load(self, data: DataConfig, model: ModelConfig) -> DatasetDict:
@@ -51,8 +52,11 @@ class RecipeTask(TaskSpec, Protocol):
     ) -> tuple[DatasetDict, dict[str, int]]:
         """Tokenises; returns the data sets and how many rows of each split were truncated."""
 
-    def describe(self, prediction: Any) -> Any:
-        """A prediction as predictions.jsonl shows it."""
+    def records(self, predictions: Sequence[Any], dataset: Any) -> Iterable[dict[str, Any]]:
+        """What predictions.jsonl holds: one record an input example, in the order of the input."""
+
+    def usage(self) -> str:
+        """Lines of Python that load the saved model from the folder `FOLDER` and run it on an input."""
 
 
 @dataclass(kw_only=True)
@@ -139,9 +143,9 @@ class Recipe:
         if self.trainer.is_world_process_zero():
             path = self.output_dir / "predictions.jsonl"
             with path.open("w", encoding="utf-8") as lines:
-                for row, prediction in enumerate(predicted.predictions):
-                    shown = self.task.describe(prediction)
-                    lines.write(json.dumps({"row": row, "prediction": shown}, ensure_ascii=False) + "\n")
+                records = self.task.records(list(predicted.predictions), self._split("test"))
+                for row, record in enumerate(records):
+                    lines.write(json.dumps({"row": row, **record}, ensure_ascii=False) + "\n")
             logger.info("predictions: %s", path)
         return metrics
 

@@ -31,11 +31,11 @@ from transformers import (
 )
 
 from hf_dist.batching.cost import attention_weight
-from hf_dist.batching.lengths import lengths_of
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
 from hf_dist.config import RunConfig
 from hf_dist.errors import ConfigError, DataError, exit_on_error
+from hf_dist.tasks.items import TokenItems
 from hf_dist.training import engine as engines
 from hf_dist.training import output
 from hf_dist.training.callbacks import ProgressBar
@@ -44,7 +44,7 @@ from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model, set_dropout
 from hf_dist.training.recipe import Recipe, RecipeTask
-from hf_dist.training.steps import make_plan, planned_arguments, total_steps
+from hf_dist.training.steps import make_plan, planned_arguments, row_lengths, total_steps
 from hf_dist.training.trainer import ExactTrainer
 
 logger = logging.getLogger("hf_dist")
@@ -134,7 +134,7 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     """Checks the settings, loads and tokenises the data and plans the steps."""
     _log_on_rank_0()
     config = _resolve(config)
-    task = task_class(pad_to_multiple_of=config.batching.pad_to_multiple_of or 1)
+    task = task_class(config.task, pad_to_multiple_of=config.batching.pad_to_multiple_of or 1)
     arguments = config.training_arguments
     if "output_dir" in arguments:
         output.check_output_dir(arguments["output_dir"], trains=arguments.get("do_train", False))
@@ -163,7 +163,10 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     if arguments.get("do_train"):
         plan = make_plan(
             config,
-            lengths_of(encoded["train"]),
+            row_lengths(
+                encoded["train"],
+                with_labels=model_config.is_encoder_decoder and isinstance(task.items, TokenItems),
+            ),
             data_parallel_size=world_size,
             attention_weight=attention_weight(model_config),
         )
@@ -276,7 +279,13 @@ def run_recipe(
 
     def main() -> None:
         words = sys.argv[1:] if argv is None else argv
-        config = parse(words, recipe=task.name, description=description, defaults=defaults)
+        config = parse(
+            words,
+            recipe=task.name,
+            description=description,
+            defaults=defaults,
+            settings_class=task.settings_class,
+        )
         prepared = _prepare(task, config)
         if config.training.dry_run:
             if os.environ.get("RANK", "0") == "0":

@@ -47,3 +47,19 @@ class RandomCollate(Protocol):
     ) -> dict[str, Any]:
         """As `collate`, with the epoch (0 in evaluation) and the row number of each example."""
         ...
+
+
+@runtime_checkable
+class GeneratingTask(Protocol):
+    """A task whose predictions are generated texts (summarization, translation)."""
+
+    def generate(self, model: Any, batch: Mapping[str, Any], *, synced: bool) -> list[Any]:
+        """One small picklable object for each row of the batch, in place of `TaskSpec.predict`.
+
+        Args:
+            model: The model itself, without its wrapper.
+            batch: As collated, labels included where there are any.
+            synced: Whether all ranks must run the same number of forward passes (ZeRO-3); it is called on
+                fillers too.
+        """
+        ...

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import datasets
 import numpy as np
 
+from hf_dist.batching.lengths import lengths_of
 from hf_dist.batching.plan import ExampleBatching, Plan, TokenBatching
 from hf_dist.config import BatchingConfig, RunConfig
 from hf_dist.errors import ConfigError, DataError
@@ -39,6 +41,33 @@ def _batching(
         window=config.window,
         too_long=config.too_long,
     )
+
+
+def row_lengths(dataset: Any, *, with_labels: bool) -> np.ndarray:
+    """Tokens of each row, shape (rows,), or (rows, 2) for encoder and decoder.
+
+    Args:
+        dataset: Rows with `input_ids`, or a data set that knows its `lengths` (packs).
+        with_labels: Whether the labels are a sequence of their own, which a decoder runs over.
+
+    Raises:
+        DataError: If the rows are not tokenised.
+    """
+    known = getattr(dataset, "lengths", None)
+    if known is not None:
+        return np.asarray(known)
+    columns = ["input_ids", "labels"] if with_labels else ["input_ids"]
+    if isinstance(dataset, datasets.Dataset):
+        found = [lengths_of(dataset, name) for name in columns if name in dataset.column_names]
+    else:
+        found = [
+            np.array([len(dataset[row][name]) for row in range(len(dataset))], dtype=np.int64)
+            for name in columns
+            if len(dataset) and name in dataset[0]
+        ]
+    if not found:
+        raise DataError(f"the data set has no column {columns[0]} (or no rows); tokenise it first")
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
 
 
 def make_plan(

@@ -22,6 +22,7 @@ from hf_dist.data import builtin_model
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.items import ExampleItems
 from hf_dist.tasks.text_classification import TextClassification
+from hf_dist.tasks.text_columns import TextClassificationSettings
 
 NO_MODEL = ModelConfig()
 
@@ -89,7 +90,7 @@ def test_built_in_data_end_to_end():
         predictions = task.predict(model(**batch), batch)
     scores = task.score(predictions, encoded["train"].select(range(16)))
     assert scores["accuracy"] == np.mean(
-        [p == row["labels"] for p, row in zip(predictions, rows, strict=True)]
+        [p == row["labels"] for (p, _), row in zip(predictions, rows, strict=True)]
     )
 
 
@@ -100,7 +101,7 @@ def test_baseline_answers_with_the_commonest_training_label(tmp_path):
     )
     task = TextClassification()
     raw = task.load(data, NO_MODEL)
-    scores = task.score([0, 0, 0, 0], raw["validation"])
+    scores = task.score([(0, 1.0)] * 4, raw["validation"])
     assert task.classes == ("a", "b")
     assert scores == pytest.approx({"accuracy": 0.75, "f1_macro": (6 / 7 + 0) / 2, "majority_baseline": 0.25})
 
@@ -128,8 +129,8 @@ def test_label_types(tmp_path, labels):
 )
 def test_pairs(tmp_path, header, flags, texts):
     path = csv(tmp_path / "a.csv", [("p", "h", "yes"), ("p", "h", "no")], header)
-    data = DataConfig(train_file=path, validation_file=path, **flags)
-    task = TextClassification()
+    data = DataConfig(train_file=path, validation_file=path)
+    task = TextClassification(TextClassificationSettings(**flags))
     raw = task.load(data, NO_MODEL)
     assert (raw["train"]["text"][0], raw["train"]["text_pair"][0]) == texts
     tokenizer = task.tokenizer(data, NO_MODEL)
@@ -141,8 +142,9 @@ def test_pairs(tmp_path, header, flags, texts):
 
 def test_one_column_of_a_usual_pair_can_be_asked_for(tmp_path):
     path = csv(tmp_path / "a.csv", [("p", "h", "yes"), ("p", "h", "no")], "premise,hypothesis,label")
-    data = DataConfig(train_file=path, validation_file=path, text_column="hypothesis")
-    assert set(TextClassification().load(data, NO_MODEL)["train"].column_names) == {"text", "labels"}
+    data = DataConfig(train_file=path, validation_file=path)
+    settings = TextClassificationSettings(text_column="hypothesis")
+    assert set(TextClassification(settings).load(data, NO_MODEL)["train"].column_names) == {"text", "labels"}
 
 
 def test_held_out_rows_and_limits(tmp_path):
@@ -157,7 +159,7 @@ def test_held_out_rows_and_limits(tmp_path):
 def test_labels_are_those_of_all_training_rows_and_not_of_the_first(files):
     task = TextClassification()
     task.load(DataConfig(**files, max_train_samples=1), NO_MODEL)
-    assert task.classes == ("a", "b", "c") and task.majority_class == 1
+    assert task.classes == ("a", "b", "c") and task.constant == 1
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,8 @@ def test_evaluation_alone_takes_the_classes_of_the_model(files, tmp_path):
     model = saved_model(tmp_path / "m", small_bert(id2label={0: "c", 1: "b", 2: "a"}))
     task = TextClassification()
     raw = task.load(data, model)
-    assert raw["validation"]["labels"][:] == [0, 2, 1] and task.majority_class is None
-    assert task.score([0, 0, 0], raw["validation"])["majority_baseline"] == pytest.approx(1 / 3)
+    assert raw["validation"]["labels"][:] == [0, 2, 1] and task.constant is None
+    assert task.score([(0, 1.0)] * 3, raw["validation"])["majority_baseline"] == pytest.approx(1 / 3)
     with pytest.raises(DataError, match="--train_file"):
         TextClassification().load(data, NO_MODEL)
     other = saved_model(tmp_path / "n", small_bert(id2label={0: "c", 1: "b"}))
@@ -284,10 +286,9 @@ def test_faults_in_files(tmp_path, train, validation, header, flags, says):
     data = DataConfig(
         train_file=csv(tmp_path / "a.csv", train, header),
         validation_file=csv(tmp_path / "b.csv", validation, header),
-        **flags,
     )
     with pytest.raises(DataError, match=says):
-        TextClassification().load(data, NO_MODEL)
+        TextClassification(TextClassificationSettings(**flags)).load(data, NO_MODEL)
 
 
 def test_a_validation_file_with_other_columns(files, tmp_path):

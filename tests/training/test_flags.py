@@ -101,12 +101,12 @@ def test_all_problems_of_a_yaml_file_are_reported_together(tmp_path):
 
 
 def test_make_config_takes_flat_names():
-    config = make_config(DEFAULTS, max_steps=5, preset="zero2")
+    config = make_config(None, DEFAULTS, max_steps=5, preset="zero2")
     assert config.engine.preset == "zero2"
     assert config.data.max_length == 64
     assert config.training_arguments == {"learning_rate": 1e-3, "max_steps": 5}
     with pytest.raises(ConfigError, match="unknown setting max_stepz"):
-        make_config(DEFAULTS, max_stepz=5)
+        make_config(None, DEFAULTS, max_stepz=5)
 
 
 def test_early_stopping_keeps_the_best_model():

@@ -1,0 +1,112 @@
+"""What all tasks have in common: settings, tokenizer, config of the model, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from hf_dist.config import DataConfig, ModelConfig
+from hf_dist.data import builtin_model
+from hf_dist.data.collate import Padding
+from hf_dist.tasks.pretrained import check_fit, forward_parameters, load_config, load_tokenizer
+
+S = TypeVar("S")
+
+
+class Task(Generic[S]):
+    """A task: its methods run in the order `load`, `tokenizer`, `model_config`, `encode`, `collate`.
+
+    Attributes:
+        name: name of the recipe.
+        auto_class: the transformers auto class of its models.
+        settings_class: dataclass of the flags that only this task has.
+        best_metric: the score that says which checkpoint is best (without `eval_`): "loss", or a score of
+            which more is better.
+        settings: an instance of `settings_class`.
+        pad_to_multiple_of: rows of a batch are padded to a multiple of this many tokens.
+    """
+
+    name: ClassVar[str]
+    auto_class: ClassVar[Any]
+    settings_class: ClassVar[type]
+    best_metric = "loss"
+
+    def __init__(self, settings: S | None = None, *, pad_to_multiple_of: int = 1) -> None:
+        self.settings: S = self.settings_class() if settings is None else settings
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self._padding: Padding | None = None
+        self._forward_takes: frozenset[str] | None = None
+
+    # ---- Tokenizer and model ----
+
+    def builtin_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of a recipe that is given no model."""
+        return builtin_model.bpe_tokenizer()
+
+    def builtin_config(self, tokenizer: PreTrainedTokenizerBase, **head: Any) -> PretrainedConfig:
+        """The config of a recipe's own small model."""
+        return builtin_model.small_bert(tokenizer, **head)
+
+    def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
+        """The tokenizer of the named model, the named tokenizer, or the built-in one.
+
+        Raises:
+            ConfigError: it can't be loaded, or has no pad token.
+        """
+        if model.model_name_or_path is None and model.tokenizer_name is None:
+            return self.builtin_tokenizer()
+        return load_tokenizer(model)
+
+    def _config(
+        self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig, *, max_length: int, **head: Any
+    ) -> PretrainedConfig:
+        """The config of the named model, or of the built-in one, with the fields of the task's head.
+
+        Raises:
+            ConfigError: it can't be loaded, or tokenizer, `max_length` and model don't fit together.
+        """
+        if model.model_name_or_path is None:
+            config = self.builtin_config(tokenizer, **head)
+        else:
+            config = load_config(model, **head)
+        if config.get_text_config().pad_token_id is None:
+            # Decoder models read their answer at the last token that isn't padding.
+            config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        check_fit(tokenizer, config, max_length=max_length, pad_to_multiple_of=self.pad_to_multiple_of)
+        self._forward_takes = forward_parameters(config, self.auto_class)
+        return config
+
+    # ---- Batches ----
+
+    def pads_with(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Says how `padding` pads; `encode` calls it."""
+        self._padding = Padding.of(tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
+
+    def padding(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """`input_ids`, `attention_mask`, ... of a batch, each (rows, length).
+
+        Raises:
+            RuntimeError: `encode` hasn't run.
+        """
+        if self._padding is None:
+            raise RuntimeError(f"{type(self).__name__}.encode must be called before collate")
+        return self._padding([dict(example) for example in examples])
+
+    def known(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch without what the model's forward doesn't take."""
+        if self._forward_takes is None:
+            return batch
+        return {name: value for name, value in batch.items() if name in self._forward_takes}
+
+    # ---- Results ----
+
+    def records(self, predictions: Sequence[Any], dataset: Any) -> Iterable[dict[str, Any]]:
+        """What predictions.jsonl holds: one record an input example, in the order of the input."""
+        raise NotImplementedError
+
+    def usage(self) -> str:
+        """Lines of Python that load the saved model from the folder `FOLDER` and run it on an input."""
+        raise NotImplementedError
