@@ -105,15 +105,21 @@ def digest(text: str) -> str:
     return hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()
 
 
+def library_modules(root: Path) -> Iterator[tuple[str, Path]]:
+    """Dotted name and file of each module of the library at `root`, without its tests, sorted by path."""
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
+        parts = path.relative_to(root).with_suffix("").parts
+        if _SKIPPED_FOLDERS.isdisjoint(parts) and all(part.isidentifier() for part in parts):
+            yield ".".join(parts).removesuffix(".__init__"), path
+
+
 def _scan(root: Path) -> Iterator[Docstring]:
     # The trees hold no cycles: the collector would walk millions of nodes for nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
-            parts = path.relative_to(root).with_suffix("").parts
-            if _SKIPPED_FOLDERS.isdisjoint(parts) and all(part.isidentifier() for part in parts):
-                yield from _of_file(path, ".".join(parts).removesuffix(".__init__"))
+        for module, path in library_modules(root):
+            yield from _of_file(path, module)
     finally:
         if collecting:
             gc.enable()
