@@ -6,22 +6,15 @@ import logging
 from collections.abc import Callable
 
 import numpy as np
-from datasets import Dataset, DatasetDict, IterableDataset, get_dataset_config_names, load_dataset
-from datasets.exceptions import DatasetNotFoundError, DatasetsError
+from datasets import DatasetDict
 
 from hf_dist.config import DataConfig
-from hf_dist.data.files import load_file
-from hf_dist.data.progress import progress_bars
+from hf_dist.data.hub import load_hub
+from hf_dist.data.saved import is_saved, load_saved, load_saved_split
+from hf_dist.data.shards import files_of, load_files
 from hf_dist.errors import DataError, nearest
 
 logger = logging.getLogger(__name__)
-
-# Other names of the splits, in the order in which they are taken where a data set has several.
-_SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev", "validation_matched", "eval"),
-    "test": ("test", "testing", "test_matched"),
-}
 
 
 def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> DatasetDict:
@@ -36,17 +29,47 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
     Raises:
         DataError: a file or data set that can't be read.
     """
-    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-    if data.dataset_name is None and not any(files.values()):
+    files = files_by_split(data)
+    if data.dataset_name is None and not files:
         return builtin()
-    splits = _from_hub(data) if data.dataset_name is not None else DatasetDict()
+    splits = DatasetDict()
+    if data.dataset_name is not None:
+        splits = load_saved(named_folder(data)) if is_saved(data.dataset_name) else load_hub(data)
     for split, name in files.items():
-        if name is not None:
-            splits[split] = load_file(name)
+        if not is_saved(name):
+            splits[split] = load_files(files_of(name))
+        elif split == "train":
+            splits.update(load_saved(name))
+        else:
+            splits[split] = load_saved_split(name, split)
     for split, rows in splits.items():
         if len(rows) == 0:
-            raise DataError(f"the {split} split of {data.dataset_name} has no rows")
+            raise DataError(f"the {split} split of {data.dataset_name or files.get(split)} has no rows")
     return splits
+
+
+def files_by_split(data: DataConfig) -> dict[str, str]:
+    """The flags for files that are given, by split, `train` first."""
+    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+    return {split: name for split, name in files.items() if name is not None}
+
+
+def named_folder(data: DataConfig) -> str:
+    """`data.dataset_name`, where it is a folder of save_to_disk.
+
+    Raises:
+        DataError: a configuration or revision is asked for, which such a folder has not.
+    """
+    assert data.dataset_name is not None
+    for flag, value in (
+        ("dataset_config_name", data.dataset_config_name),
+        ("dataset_revision", data.dataset_revision),
+    ):
+        if value is not None:
+            raise DataError(
+                f"--{flag} {value}: {data.dataset_name} is a folder of save_to_disk, which has none; drop it"
+            )
+    return data.dataset_name
 
 
 def hold_out(splits: DatasetDict, fraction: float, strata: np.ndarray) -> DatasetDict:
@@ -136,54 +159,3 @@ def usual_column(columns: list[str], usual: tuple[str, ...]) -> str | None:
     """The first of the `usual` names (lower case) among `columns`, as it is written there."""
     by_name = {column.strip().lower(): column for column in reversed(columns)}
     return next((by_name[name] for name in usual if name in by_name), None)
-
-
-def _from_hub(data: DataConfig) -> DatasetDict:
-    name, config = data.dataset_name, data.dataset_config_name
-    assert name is not None
-    try:
-        with progress_bars():
-            loaded = load_dataset(name, config, revision=data.dataset_revision)
-    except DatasetNotFoundError as error:
-        raise DataError(f"--dataset_name {name}: {_one_line(error)}") from error
-    except ConnectionError as error:
-        raise DataError(
-            f"--dataset_name {name}: it is in no cache here and the hub can't be reached "
-            f"({_one_line(error)}); "
-            "check the network (and HF_HUB_OFFLINE), or give --train_file"
-        ) from error
-    except (DatasetsError, ValueError, OSError, RuntimeError) as error:
-        raise DataError(f"--dataset_name {name}: {_one_line(error)}{_configs(name, config)}") from error
-    if isinstance(loaded, Dataset):
-        loaded = DatasetDict({"train": loaded})
-    if isinstance(loaded, IterableDataset) or not isinstance(loaded, DatasetDict):
-        raise DataError(f"--dataset_name {name} loads as {type(loaded).__name__}; expected splits in memory")
-    splits = DatasetDict()
-    for split, names in _SPLIT_NAMES.items():
-        found = next((known for known in names if known in loaded), None)
-        if found is not None:
-            splits[split] = loaded[found]
-            if found != split:
-                logger.info("%s: its split %s is used for %s", name, found, split)
-    if not splits:
-        raise DataError(
-            f"--dataset_name {name} has the splits {', '.join(loaded)}; expected train, validation or test"
-        )
-    return splits
-
-
-def _configs(name: str, config: str | None) -> str:
-    try:
-        known = get_dataset_config_names(name)
-    except Exception:
-        return ""
-    if config in known or (config is None and len(known) <= 1):
-        return ""
-    return f"; --dataset_config_name is one of {', '.join(known[:20])}"
-
-
-def _one_line(error: BaseException) -> str:
-    causes = [error] if error.__cause__ is None else [error, error.__cause__]
-    return ": ".join(
-        " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__ for cause in causes
-    )

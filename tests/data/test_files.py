@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hf_dist.data import files
+from hf_dist.data import tables
 from hf_dist.data.files import load_file
 from hf_dist.errors import DataError
 
@@ -86,7 +86,7 @@ def test_line_ends_and_byte_order_mark(tmp_path, head, end):
 
 
 def test_many_batches_of_rows_keep_order_and_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_BATCH", 3)
+    monkeypatch.setattr(tables, "_BATCH", 3)
     rows = [{"id": place, "score": place if place < 5 else place + 0.5} for place in range(10)]
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert [row["id"] for row in load_file(path)] == list(range(10))
@@ -155,7 +155,7 @@ def test_broken_json_gives_its_place(tmp_path, name, content, place):
 
 @pytest.mark.parametrize("batch", [1, 100])
 def test_mixed_kinds_of_cells_give_both_lines(tmp_path, monkeypatch, batch):
-    monkeypatch.setattr(files, "_BATCH", batch)
+    monkeypatch.setattr(tables, "_BATCH", batch)
     path = write(tmp_path / "a.jsonl", '{"label": 1}\n{"label": null}\n{"label": "pos"}\n')
     message = fault(path)
     assert "line 3" in message and "label" in message and '"pos"' in message and "line 1" in message

@@ -1,0 +1,102 @@
+"""CoNLL: one token a line, its columns beside it, a blank line after each sentence.
+
+The form of the CoNLL shared tasks since 2000, with the token in the first column and the tag in the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from hf_dist.data.text_files import Row, open_text
+from hf_dist.errors import DataError
+
+_DOCUMENT = "-DOCSTART-"
+# Not str.split: tweets hold tokens of no-break spaces and other blanks of Unicode.
+_BLANKS = re.compile("[ \t]+")
+# So many tokens that count 1, 2, 3 ... at the start of a file are no sentence.
+_NUMBERED = 3
+
+
+def conll_rows(path: Path) -> Iterator[Row]:
+    """One row a sentence: `tokens`, and `tags` of the last column (absent from a file of tokens alone).
+
+    Columns are parted by single tabs where the first token's line has a tab, else by blanks. Lines that
+    start a document (-DOCSTART-) are left out. So are comments: lines before the first token of a sentence
+    that start with `#` and have another number of columns than the tokens (`#` itself may be a token).
+
+    Raises:
+        DataError: a line with more or fewer columns than the first, or an empty token or tag.
+    """
+    shape = _shape(path)
+    if shape is None:
+        return
+    tab, width, first = shape
+    tokens: list[str] = []
+    tags: list[str] = []
+    start = 0
+
+    def sentence() -> Row:
+        if start == first and width > 2 and len(tokens) >= _NUMBERED and _is_numbering(tokens):
+            raise DataError(
+                f"{path}, line {start}: the first column counts the tokens (1, 2, 3 ...); expected "
+                "the tokens there: remove that column"
+            )
+        row = {"tokens": tokens, "tags": tags} if width > 1 else {"tokens": tokens}
+        return f"line {start}", row
+
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip(" \t\r\n") or _starts_document(line):
+                if tokens:
+                    yield sentence()
+                    tokens, tags = [], []
+                continue
+            cells = _cells(line, tab)
+            if len(cells) != width:
+                if line.startswith("#") and not tokens:
+                    continue
+                raise DataError(
+                    f"{path}, line {number}: {len(cells)} column(s) where line {first} has {width}; write "
+                    f"the token first and the tag last, parted by {'tabs' if tab else 'blanks'}, and a blank "
+                    "line between sentences"
+                )
+            if not cells[0] or not cells[-1]:
+                missing = "token" if not cells[0] else "tag"
+                raise DataError(f"{path}, line {number}: the {missing} is empty; fill it in")
+            if not tokens:
+                start = number
+            tokens.append(cells[0])
+            tags.append(cells[-1])
+        if tokens:
+            yield sentence()
+
+
+def _shape(path: Path) -> tuple[bool, int, int] | None:
+    """Whether tabs part the columns, how many columns there are, and the line that says so."""
+    comment = None
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip(" \t\r\n") or _starts_document(line):
+                continue
+            tab = "\t" in line
+            shape = tab, len(_cells(line, tab)), number
+            if not line.startswith("#"):
+                return shape
+            comment = comment or shape
+    return comment
+
+
+def _is_numbering(tokens: list[str]) -> bool:
+    return tokens == [str(number) for number in range(1, len(tokens) + 1)]
+
+
+def _starts_document(line: str) -> bool:
+    return line.startswith(_DOCUMENT)
+
+
+def _cells(line: str, tab: bool) -> list[str]:
+    if tab:
+        return line.rstrip("\r\n").split("\t")
+    return _BLANKS.split(line.strip(" \t\r\n"))

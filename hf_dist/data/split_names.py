@@ -1,0 +1,45 @@
+"""What the splits of other people's data sets are called."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+from hf_dist.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# In the order in which they are taken where a data set has several.
+_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "validation_matched", "eval"),
+    "test": ("test", "testing", "test_matched"),
+}
+
+
+def named_splits(loaded: Mapping[str, T], source: str) -> dict[str, T]:
+    """Those of the loaded splits that are `train`, `validation` or `test` by one of their usual names.
+
+    Raises:
+        DataError: there is none; the message starts with `source` and lists the names.
+    """
+    splits = {}
+    for split, names in _NAMES.items():
+        found = next((known for known in names if known in loaded), None)
+        if found is not None:
+            splits[split] = loaded[found]
+            if found != split:
+                logger.info("%s: its split %s is used for %s", source, found, split)
+    if not splits:
+        raise DataError(f"{source} has the splits {', '.join(loaded)}; expected train, validation or test")
+    return splits
+
+
+def split_of_file(stem: str) -> str | None:
+    """The split that a file's name starts with: `train` for `train-00000-of-00002`, None for `part-3`."""
+    word = re.split(r"[-_.]", stem.lower(), maxsplit=1)[0]
+    return next((split for split, names in _NAMES.items() if word in names), None)

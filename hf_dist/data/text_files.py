@@ -1,0 +1,99 @@
+"""Text files as UTF-8 lines, packed or not, with the place of a byte that is none."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+import pyarrow as pa
+
+from hf_dist.errors import DataError
+
+# Arrow brings both, so that reading them needs no further package.
+ARCHIVES = {".gz": "gzip", ".zst": "zstd"}
+_BLOCK = 1 << 20
+
+Row = tuple[str, dict[str, Any]]
+"""Where a row stands in its file, as a message says it ("line 3"), and its cells by column."""
+
+
+def suffixes(path: Path) -> tuple[str, str]:
+    """The ending that says the format and that of the archive around it; `.csv.gz` gives `.csv`, `.gz`."""
+    last = path.suffix.lower()
+    if last in ARCHIVES:
+        return Path(path.stem).suffix.lower(), last
+    return last, ""
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """Opens a UTF-8 file, with or without byte order mark, line ends kept.
+
+    Raises:
+        DataError: while it is read: a byte that isn't UTF-8, with its line, or an archive that is broken.
+    """
+    with _opened(path) as file:
+        try:
+            yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        except UnicodeDecodeError as error:
+            raise _wrong_encoding(path) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, those inside of an archive."""
+    archive = suffixes(path)[1]
+    with open(path, "rb") as packed:
+        if not archive:
+            yield packed
+            return
+        try:
+            # Arrow's stream has no buffer of its own: lines would be read in pieces of 8 KiB.
+            unpacked = pa.CompressedInputStream(packed, ARCHIVES[archive])
+            yield cast(BinaryIO, io.BufferedReader(unpacked, _BLOCK))
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"{path} is not a whole {ARCHIVES[archive]} archive ({reason}); pack it again, or drop "
+                f"{archive} from the name of a file that isn't packed"
+            ) from error
+
+
+def _wrong_encoding(path: Path) -> DataError:
+    # The error that a text file raises counts from the start of its buffer and not of the file.
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position = pending = 0
+    lines = 1
+    with _opened(path) as file:
+        while True:
+            chunk = file.read(_BLOCK)
+            if position == 0 and chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                return DataError(f"{path} is UTF-16 (its byte order mark says so); save it as UTF-8")
+            try:
+                decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                # What the decoder kept back from the chunk before stands in front of this one.
+                at = position - pending + error.start
+                line = lines + error.object.count(b"\n", 0, error.start)
+                return DataError(
+                    f"{path}, line {line} is not UTF-8: byte {at} (from 0) is "
+                    f"0x{error.object[error.start]:02x}; save the file as UTF-8"
+                )
+            if not chunk:
+                break
+            position += len(chunk)
+            lines += chunk.count(b"\n")
+            pending = len(decoder.getstate()[0])
+    return DataError(f"{path} is not UTF-8, or it changed while it was read; save the file as UTF-8")
+
+
+def text_rows(path: Path) -> Iterator[Row]:
+    """One row a line that isn't blank: column `text`, the line without its line end."""
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}", {"text": line.rstrip("\r\n")}
