@@ -32,8 +32,13 @@ def load_config(model: ModelConfig, **changes: Any) -> PretrainedConfig:
         raise _unloadable("model_name_or_path", model.model_name_or_path, "model", error) from error
 
 
-def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: ModelConfig, *, add_prefix_space: bool | None = None) -> PreTrainedTokenizerBase:
     """Loads the named tokenizer, or that of the named model.
+
+    Args:
+        model: names it.
+        add_prefix_space: for byte-level tokenizers, whether a text starts as if a space stood before it; None
+            leaves it as it was saved.
 
     Raises:
         ConfigError: it isn't there, or it can't pad.
@@ -41,15 +46,19 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     named = model.tokenizer_name is not None
     name = model.tokenizer_name if named else model.model_name_or_path
     flag = "tokenizer_name" if named else "model_name_or_path"
+    changes = {} if add_prefix_space is None else {"add_prefix_space": add_prefix_space}
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name,
             # The revision is that of the model; a tokenizer from elsewhere has branches of its own.
             revision="main" if named else model.model_revision,
             trust_remote_code=model.trust_remote_code,
+            **changes,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _unloadable(flag, name, "tokenizer", error) from error
+    if tokenizer.pad_token_id is None and pad_with_eos and tokenizer.eos_token_id is not None:
+        tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
         raise ConfigError(
             f"--{flag} {name}: its tokenizer has no pad token, and a batch needs one; save it with a "
@@ -95,6 +104,14 @@ def forward_parameters(config: PretrainedConfig, auto_class: Any) -> frozenset[s
     listed = mapping[type(config)]
     model_class = listed[0] if isinstance(listed, tuple) else listed
     return frozenset(inspect.signature(model_class.forward).parameters)
+
+
+def classes_of(config: PretrainedConfig) -> tuple[str, ...]:
+    """The classes a model was trained on; numbers where its config has only the placeholder names."""
+    found = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    if found == [f"LABEL_{place}" for place in range(len(found))]:
+        return tuple(str(place) for place in range(len(found)))
+    return tuple(found)
 
 
 # Their first position is numbered pad_token_id + 1, so the table of positions has so many unused rows.

@@ -14,7 +14,7 @@ from hf_dist.data import builtin, sources
 from hf_dist.data.tokenizing import tokenise
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import ExampleItems
-from hf_dist.tasks.pretrained import load_config
+from hf_dist.tasks.pretrained import classes_of, load_config
 from hf_dist.tasks.text_columns import TextClassificationSettings, check_texts, find_columns
 from hf_dist.tasks.text_targets import SingleLabel, Target, find_target
 
@@ -69,7 +69,7 @@ class TextClassification(Task[TextClassificationSettings]):
         splits = sources.load_splits(data, builtin.docstring_modules)
         columns = find_columns(splits, self.settings)
         check_texts(splits, columns)
-        known = _classes_of_model(load_config(model)) if model.model_name_or_path is not None else ()
+        known = classes_of(load_config(model)) if model.model_name_or_path is not None else ()
         self.target = find_target(splits, columns, known, self.settings)
         loaded = DatasetDict()
         for split, rows in splits.items():
@@ -145,11 +145,3 @@ class TextClassification(Task[TextClassificationSettings]):
             'classify = pipeline("text-classification", model=FOLDER)\n'
             f"print({call})\n"
         )
-
-
-def _classes_of_model(config: PretrainedConfig) -> tuple[str, ...]:
-    """The classes a model was trained on; numbers where its config has only the placeholder names."""
-    found = [str(name) for _, name in sorted((config.id2label or {}).items())]
-    if found == [f"LABEL_{place}" for place in range(len(found))]:
-        return tuple(str(place) for place in range(len(found)))
-    return tuple(found)
