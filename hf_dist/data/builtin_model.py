@@ -19,6 +19,11 @@ from hf_dist.data.docstrings import builtin_folder, docstrings, split_of
 MAX_POSITIONS = 512
 VOCABULARY = 4096
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_CAUSAL_SPECIAL = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 def bpe_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
@@ -33,6 +38,27 @@ def bpe_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
 
     name = f"bpe-{key_of(tokenizers.__version__, vocabulary, _SPECIAL, MAX_POSITIONS)}"
     return PreTrainedTokenizerFast.from_pretrained(build_once(builtin_folder() / name, build))
+
+
+def causal_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer for causal models: an end-of-text token, a pad token, a chat template."""
+
+    def build(folder: Path) -> None:
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=_trained(vocabulary, _CAUSAL_SPECIAL),
+            pad_token="<|pad|>",
+            bos_token="<|end|>",
+            eos_token="<|end|>",
+            additional_special_tokens=["<|user|>", "<|assistant|>", "<|system|>"],
+            model_max_length=MAX_POSITIONS,
+            model_input_names=["input_ids", "attention_mask"],
+            clean_up_tokenization_spaces=False,
+        )
+        tokenizer.chat_template = _CHAT_TEMPLATE
+        tokenizer.save_pretrained(folder)
+
+    key = key_of(tokenizers.__version__, vocabulary, _CAUSAL_SPECIAL, _CHAT_TEMPLATE, MAX_POSITIONS)
+    return PreTrainedTokenizerFast.from_pretrained(build_once(builtin_folder() / f"causal-bpe-{key}", build))
 
 
 def small_bert(tokenizer: PreTrainedTokenizerBase, **head: Any) -> BertConfig:
@@ -54,7 +80,7 @@ def small_bert(tokenizer: PreTrainedTokenizerBase, **head: Any) -> BertConfig:
     )
 
 
-def _train(vocabulary: int) -> PreTrainedTokenizerFast:
+def _trained(vocabulary: int, special: list[str]) -> Tokenizer:
     # Not WordPiece: tokenizers 0.23 numbers its "##x" pieces in the order of a hash map with a random seed,
     # so that two trainings on the same text differ. Byte-level BPE is reproducible, and loses no character.
     tokenizer = Tokenizer(models.BPE())
@@ -62,12 +88,17 @@ def _train(vocabulary: int) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=_SPECIAL,
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     texts = (row.text for row in docstrings() if split_of(row.text) == "train")
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _train(vocabulary: int) -> PreTrainedTokenizerFast:
+    tokenizer = _trained(vocabulary, _SPECIAL)
     ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids

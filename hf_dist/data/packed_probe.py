@@ -28,7 +28,12 @@ Documents = list[list[NDArray[np.int64]]]
 
 @torch.no_grad()
 def packed_collator(
-    model: nn.Module, *, longest_document: int, pad_token_id: int = 0, pad_to_multiple_of: int = 1
+    model: nn.Module,
+    *,
+    longest_document: int,
+    pad_token_id: int = 0,
+    pad_to_multiple_of: int = 1,
+    engine_is_up: bool = False,
 ) -> PackedCollator:
     """The collator for a model: with the first way in which packed documents get the logits they have alone.
 
@@ -45,15 +50,17 @@ def packed_collator(
             which replaces the window, is no way.
         pad_token_id: token that rows are padded with.
         pad_to_multiple_of: rows are padded to a multiple of this many tokens.
+        engine_is_up: a model that ZeRO-3 has split runs once its engine is up, if all ranks call this
+            together.
 
     Raises:
         ConfigError: no way keeps the documents apart (recurrent layers, or positions that the model counts
             by itself), or the model's weights are spread over ranks.
     """
-    if any(hasattr(p, "ds_id") and p.numel() == 0 for p in model.parameters()):
+    if not engine_is_up and any(hasattr(p, "ds_id") and p.numel() == 0 for p in model.parameters()):
         raise ConfigError(
             "the model's weights are spread over the ranks (ZeRO-3), so packing can't be tried on it; "
-            "make the collator before the model is split, or once its engine is up"
+            "make the collator before the model is split, or once its engine is up (engine_is_up=True)"
         )
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config

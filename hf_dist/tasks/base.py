@@ -25,7 +25,9 @@ class Task(Generic[S]):
         settings_class: dataclass of the flags that only this task has.
         best_metric: the score that says which checkpoint is best (without `eval_`): "loss", or a score of
             which more is better.
+        extra_columns: columns that `collate` needs though the model's forward doesn't take them.
         settings: an instance of `settings_class`.
+        seed: the run's seed, for what is drawn at random.
         pad_to_multiple_of: rows of a batch are padded to a multiple of this many tokens.
     """
 
@@ -33,10 +35,12 @@ class Task(Generic[S]):
     auto_class: ClassVar[Any]
     settings_class: ClassVar[type]
     best_metric = "loss"
+    extra_columns: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, settings: S | None = None, *, pad_to_multiple_of: int = 1) -> None:
         self.settings: S = self.settings_class() if settings is None else settings
         self.pad_to_multiple_of = pad_to_multiple_of
+        self.seed = 42
         self._padding: Padding | None = None
         self._forward_takes: frozenset[str] | None = None
 
@@ -102,6 +106,10 @@ class Task(Generic[S]):
         return {name: value for name, value in batch.items() if name in self._forward_takes}
 
     # ---- Results ----
+
+    def generates(self, batch: Mapping[str, Any]) -> bool:
+        """Whether predictions of this batch are generated, for a task that has `generate`."""
+        return True
 
     def records(self, predictions: Sequence[Any], dataset: Any) -> Iterable[dict[str, Any]]:
         """What predictions.jsonl holds: one record an input example, in the order of the input."""

@@ -32,11 +32,15 @@ def load_config(model: ModelConfig, **changes: Any) -> PretrainedConfig:
         raise _unloadable("model_name_or_path", model.model_name_or_path, "model", error) from error
 
 
-def load_tokenizer(model: ModelConfig, *, add_prefix_space: bool | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    model: ModelConfig, *, pad_with_eos: bool = False, add_prefix_space: bool | None = None
+) -> PreTrainedTokenizerBase:
     """Loads the named tokenizer, or that of the named model.
 
     Args:
         model: names it.
+        pad_with_eos: let one without a pad token pad with its end token (the collator must not take labels
+            for padding by it).
         add_prefix_space: for byte-level tokenizers, whether a text starts as if a space stood before it; None
             leaves it as it was saved.
 

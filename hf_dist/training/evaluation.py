@@ -184,17 +184,20 @@ class EvaluatingTrainer(PlannedTrainer):
         with self.compute_loss_context_manager():
             if not has_labels(self.task.items, batch):
                 # A decoder needs labels to run; without them there is only what it generates.
-                return None, None if isinstance(self.task, GeneratingTask) else model(**batch)
+                return None, None if self._generates(batch) else model(**batch)
             return self.step_loss.mean(model, batch, key.items, keep_labels=self._keep_labels)
 
     @torch.no_grad()
     def _predict_batch(self, outputs: Any, batch: Mapping[str, Any], key: BatchKey) -> list[Any] | None:
         """The rows' predictions; None for a filler."""
-        if isinstance(self.task, GeneratingTask):
+        if isinstance(self.task, GeneratingTask) and self._generates(batch):
             with self.compute_loss_context_manager():
                 generated = self.task.generate(self._network, batch, synced=self._partitioned)
             return None if key.filler else generated
         return None if key.filler else self.task.predict(outputs, batch)
+
+    def _generates(self, batch: Mapping[str, Any]) -> bool:
+        return isinstance(self.task, GeneratingTask) and self.task.generates(batch)
 
     @property
     def _partitioned(self) -> bool:

@@ -32,6 +32,7 @@ _REFUSED = {
     "train_sampling_strategy": "batches come from the plan (--batching, --window)",
     "length_column_name": "lengths are read from the tokenised data",
     "dataloader_drop_last": "the plan never drops an example",
+    "use_cache": "a cache is of use only in generation, and packed documents are not kept apart with one",
     "local_rank": "the launcher sets it in the environment",
     "ignore_data_skip": "resuming skips by step index and loads no data for it",
     "average_tokens_across_devices": "the loss is always divided by the items of the whole step",

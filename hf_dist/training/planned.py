@@ -124,6 +124,13 @@ class PlannedTrainer(Trainer):
 
     # ---- Batches ----
 
+    def _set_signature_columns_if_needed(self) -> None:
+        """Keeps the columns that the task's collator needs beside those that the model's forward takes."""
+        if self._signature_columns is None:
+            super()._set_signature_columns_if_needed()
+            known: Any = self._signature_columns
+            self._signature_columns = [*known, *getattr(self.task, "extra_columns", ())]
+
     def _without_unused_columns(
         self, dataset: Any, description: str | None = None
     ) -> tuple[Any, Callable[[list[dict[str, Any]], BatchKey], dict[str, Any]]]:

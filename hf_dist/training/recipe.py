@@ -34,6 +34,7 @@ class RecipeTask(TaskSpec, Protocol):
     name: ClassVar[str]
     auto_class: ClassVar[Any]
     settings_class: ClassVar[type]
+    seed: int
 
     def __init__(self, settings: Any, *, pad_to_multiple_of: int) -> None:
         """Makes the task; `collate` pads rows to a multiple of so many tokens."""
@@ -67,7 +68,7 @@ class Recipe:
     config: RunConfig
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    datasets: DatasetDict
+    datasets: dict[str, Any]
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
     plan: Plan | None
     report: PlanReport | None

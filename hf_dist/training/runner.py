@@ -19,7 +19,6 @@ from typing import Any
 import datasets
 import transformers
 import yaml
-from datasets import DatasetDict
 from transformers import (
     EarlyStoppingCallback,
     PretrainedConfig,
@@ -44,6 +43,7 @@ from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model, set_dropout
 from hf_dist.training.recipe import Recipe, RecipeTask
+from hf_dist.training.spec import PackingTask
 from hf_dist.training.steps import make_plan, planned_arguments, row_lengths, total_steps
 from hf_dist.training.trainer import ExactTrainer
 
@@ -123,7 +123,7 @@ class _Prepared:
     config: RunConfig
     tokenizer: PreTrainedTokenizerBase
     model_config: PretrainedConfig
-    datasets: DatasetDict
+    datasets: dict[str, Any]
     plan: Plan | None
     planned_arguments: dict[str, Any]
     report: PlanReport | None
@@ -136,6 +136,7 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     config = _resolve(config)
     task = task_class(config.task, pad_to_multiple_of=config.batching.pad_to_multiple_of or 1)
     arguments = config.training_arguments
+    task.seed = arguments.get("seed", 42)
     if "output_dir" in arguments:
         output.check_output_dir(arguments["output_dir"], trains=arguments.get("do_train", False))
     engines.prepare_environment(config.engine.preset)
@@ -159,12 +160,15 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
                 len(encoded[split]),
                 config.data.max_length,
             )
+    splits: dict[str, Any] = dict(encoded)
+    if arguments.get("do_train") and isinstance(task, PackingTask):
+        splits["train"] = task.pack(encoded["train"], config.batching, seed=task.seed) or encoded["train"]
     plan = None
     if arguments.get("do_train"):
         plan = make_plan(
             config,
             row_lengths(
-                encoded["train"],
+                splits["train"],
                 with_labels=model_config.is_encoder_decoder and isinstance(task.items, TokenItems),
             ),
             data_parallel_size=world_size,
@@ -186,7 +190,7 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         config=config,
         tokenizer=tokenizer,
         model_config=model_config,
-        datasets=encoded,
+        datasets=splits,
         plan=plan,
         planned_arguments=planned,
         report=report,

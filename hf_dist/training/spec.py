@@ -53,6 +53,10 @@ class RandomCollate(Protocol):
 class GeneratingTask(Protocol):
     """A task whose predictions are generated texts (summarization, translation)."""
 
+    def generates(self, batch: Mapping[str, Any]) -> bool:
+        """Whether those of this batch are."""
+        ...
+
     def generate(self, model: Any, batch: Mapping[str, Any], *, synced: bool) -> list[Any]:
         """One small picklable object for each row of the batch, in place of `TaskSpec.predict`.
 
@@ -62,4 +66,22 @@ class GeneratingTask(Protocol):
             synced: Whether all ranks must run the same number of forward passes (ZeRO-3); it is called on
                 fillers too.
         """
+        ...
+
+
+@runtime_checkable
+class PreparingTask(Protocol):
+    """A task whose batches depend on the model (packing)."""
+
+    def prepare_for(self, model: Any) -> None:
+        """Called on all ranks together, once the engine is up and before the first batch is collated."""
+        ...
+
+
+@runtime_checkable
+class PackingTask(Protocol):
+    """A task that may join training rows before they are planned."""
+
+    def pack(self, rows: Any, batching: Any, *, seed: int) -> Any | None:
+        """The rows to train on in place of `rows`, with `lengths`; None to leave them as they are."""
         ...

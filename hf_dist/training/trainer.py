@@ -23,7 +23,7 @@ from hf_dist.training.counters import TokenCounters
 from hf_dist.training.evaluation import EvaluatingTrainer
 from hf_dist.training.loss import count_or_zero, items_per_row
 from hf_dist.training.planned import require_rows
-from hf_dist.training.spec import TaskSpec
+from hf_dist.training.spec import PreparingTask, TaskSpec
 
 
 class ExactTrainer(EvaluatingTrainer):
@@ -147,6 +147,8 @@ class ExactTrainer(EvaluatingTrainer):
     ) -> tuple[nn.Module, DataLoader]:
         self._forget_evaluation_model()
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if isinstance(self.task, PreparingTask):
+            self.task.prepare_for(self._network)
         self._probe_loss(self.train_dataset)
         self.counters.reset()
         if self.plan is not None and self._sampler is not None:
