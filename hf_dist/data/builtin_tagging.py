@@ -43,14 +43,15 @@ _SKIPPED = frozenset(
 def source_lines() -> DatasetDict:
     """Words of a logical line of Python -> what the names in it are.
 
-    Entities, tagged by BIO: `function`, `class` and `parameter` where they are defined, `module` (a dotted name
-    that is imported, or imported from), `call` (a dotted name that is called: `os.path.join`), `attribute` (a
-    dotted name that is not), `keyword` (the name of a keyword argument) and `variable` (a name that is assigned
-    to). Every other word is O. The modules come in the order of a hash of their names, and each gives at most 60
-    lines; copies are left out. Computed once a machine.
+    Entities, tagged by BIO: `function`, `class` and `parameter` where they are defined, `module` (a dotted
+    name that is imported, or imported from), `call` (a dotted name that is called: `os.path.join`),
+    `attribute` (a dotted name that is not), `keyword` (the name of a keyword argument) and `variable` (a
+    name that is assigned to). Every other word is O. The modules come in the order of a hash of their names, and each
+    gives at most 60 lines; copies are left out. Computed once a machine.
 
     Returns:
-        train, validation and test with the columns `tokens` (list of strings) and `tags` (list of ClassLabel).
+        train, validation and test with the columns `tokens` (list of strings) and `tags` (list of
+        ClassLabel).
     """
 
     def build(folder: Path) -> None:

@@ -19,9 +19,9 @@ punctuation, without the articles a, an and the, and with single spaces. Exact m
 F1: of the bags of words of the two; where one of them has no words, 1 if neither has. Of several reference
 answers the best counts. A question without an answer has the empty text as its only reference.
 
-A question is answered with the empty text where its null_score, the score of "no answer" less the score of the
-best span, is above null_threshold. best_exact and best_f1 are the scores at the threshold that suits these very
-references best, as the SQuAD 2.0 script reports them.
+A question is answered with the empty text where its null_score, the score of "no answer" less the score of
+the best span, is above null_threshold. best_exact and best_f1 are the scores at the threshold that suits
+these very references best, as the SQuAD 2.0 script reports them.
 """
 
 _INPUTS = """\

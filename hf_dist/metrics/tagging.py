@@ -19,8 +19,8 @@ occur in the references or the predictions. Entity schemes: precision, recall an
 occurs in the references, and the accuracy of the words' tags.
 
 Mode "default" reads entities as the CoNLL-2000 script conlleval does: an I- after an O or another type opens
-one, so that IOB1, IOB2 and IOBES are read alike and a faulty sequence still has entities. Mode "strict" counts
-only what is well formed in the scheme: in IOB2 an entity opens with B-.
+one, so that IOB1, IOB2 and IOBES are read alike and a faulty sequence still has entities. Mode "strict"
+counts only what is well formed in the scheme: in IOB2 an entity opens with B-.
 """
 
 _INPUTS = """\

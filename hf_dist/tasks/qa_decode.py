@@ -1,8 +1,8 @@
 """From start and end logits to answers: the span decoder of extractive question answering.
 
-transformers 5 has no pipeline for it. `answer` runs a saved model on a question and a context; the rest is what
-it, evaluation and prediction share: a context in overlapping windows, each window reduced to a few candidates,
-and the candidates of all windows of a question put together.
+transformers 5 has no pipeline for it. `answer` runs a saved model on a question and a context; the rest is
+what it, evaluation and prediction share: a context in overlapping windows, each window reduced to a few
+candidates, and the candidates of all windows of a question put together.
 """
 
 from __future__ import annotations
@@ -184,11 +184,18 @@ def best_candidates(
     nulls = starts.gather(1, null[:, None]) + ends.gather(1, null[:, None])
     kept = min(n_best, mask.shape[1])
     best = [logits.topk(kept, dim=1) for logits in (starts, ends)]
-    columns: list[Any] = []
-    for found in best:
-        columns += [(found.indices - first[:, None]).cpu().numpy(), found.values.cpu().numpy()]
-    rows = zip(*columns, nulls[:, 0].tolist(), strict=True)
-    return [Candidates(*(part.copy() for part in row[:4]), row[4]) for row in rows]
+    places = [(found.indices - first[:, None]).cpu().numpy() for found in best]
+    values = [found.values.cpu().numpy() for found in best]
+    return [
+        Candidates(
+            starts=places[0][row].copy(),
+            start_logits=values[0][row].copy(),
+            ends=places[1][row].copy(),
+            end_logits=values[1][row].copy(),
+            null=null_score,
+        )
+        for row, null_score in enumerate(nulls[:, 0].tolist())
+    ]
 
 
 def decode(
@@ -220,7 +227,7 @@ def decode(
         valid &= known[:, None] & known_ends[None, :] & np.isfinite(scores)
         for row, column in np.argwhere(valid):
             start, end = int(places[found.starts[row], 0]), int(places[found.ends[column], 1])
-            if start == OUTSIDE or end == OUTSIDE or start >= end:
+            if OUTSIDE in (start, end) or start >= end:
                 continue
             score = float(scores[row, column])
             if score > best.get((start, end), -math.inf):

@@ -1,0 +1,356 @@
+"""Token classification: a tag for every word, such as its part of speech or its place in an entity."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from datasets import Dataset, DatasetDict
+from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedTokenizerBase
+
+from hf_dist.config import DataConfig, ModelConfig
+from hf_dist.data import builtin_tagging, labels, sources
+from hf_dist.data.tokenizing import count_true, encode_rows
+from hf_dist.errors import ConfigError, DataError
+from hf_dist.metrics import load_metric
+from hf_dist.tasks import tagging_rows
+from hf_dist.tasks.base import Task
+from hf_dist.tasks.items import TokenItems
+from hf_dist.tasks.pretrained import classes_of, load_config, load_tokenizer
+from hf_dist.tasks.tagging_rows import Scheme, TagColumns, TaggedRows, TokenClassificationSettings
+
+logger = logging.getLogger(__name__)
+
+_IGNORED = -100
+_CUT = "truncated"
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Align:
+    """Words and tags -> `input_ids`, `labels`; with `keep`, also the words and where each begins.
+
+    Attributes:
+        tokenizer: a fast one.
+        max_length: longest sequence.
+        inside: for each tag the one that the later sub-words of its word get; None leaves them out.
+        keep: keep `tokens`, `tags` and the position `first` of each word's first sub-word (-1: it has none).
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    inside: tuple[int, ...] | None
+    keep: bool
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        encoded = self.tokenizer(
+            batch["tokens"],
+            is_split_into_words=True,
+            truncation=True,
+            max_length=self.max_length,
+            return_attention_mask=False,
+        )
+        tagged = batch.get("tags")
+        columns: dict[str, list[Any]] = dict(encoded.data)
+        columns[_CUT] = [bool(encoding.overflowing) for encoding in encoded.encodings]
+        first = [
+            self._first(encoding.word_ids, len(words))
+            for encoding, words in zip(encoded.encodings, batch["tokens"], strict=True)
+        ]
+        if tagged is not None:
+            columns["labels"] = [
+                self._labels(encoding.word_ids, places, tags)
+                for encoding, places, tags in zip(encoded.encodings, first, tagged, strict=True)
+            ]
+        if self.keep:
+            columns.update({name: batch[name] for name in ("tokens", "tags") if name in batch}, first=first)
+        return columns
+
+    @staticmethod
+    def _first(word_ids: Sequence[int | None], words: int) -> list[int]:
+        places = [_NOWHERE] * words
+        for place, word in enumerate(word_ids):
+            if word is not None and places[word] == _NOWHERE:
+                places[word] = place
+        return places
+
+    def _labels(self, word_ids: Sequence[int | None], first: Sequence[int], tags: Sequence[int]) -> list[int]:
+        found = [_IGNORED] * len(word_ids)
+        if self.inside is not None:
+            for place, word in enumerate(word_ids):
+                if word is not None:
+                    found[place] = self.inside[tags[word]]
+        for place, tag in zip(first, tags, strict=True):
+            if place != _NOWHERE:
+                found[place] = tag
+        return found
+
+
+class TokenClassification(Task[TokenClassificationSettings]):
+    """The task as the Trainer and a recipe see it. `load` goes first: it finds the tags.
+
+    `load` gives every split the columns `tokens` and `tags` (ids; absent where a test split has none). The
+    order of the tags is that of classes elsewhere: a ClassLabel keeps its own, others are sorted as numbers
+    if all are integers, else by code point; a fine-tuned model keeps its ids where it knows all tags of the
+    training data.
+
+    A word's tag stands at its first sub-word, and is read there. Words that `max_length` cuts off, and the
+    rare ones of which the tokenizer leaves nothing, are predicted as O (or as the commonest tag, where there
+    is no O), so that scores always count every word.
+
+    Attributes:
+        classes: the tags in the order of their ids.
+        scheme: how they make entities, or "plain".
+    """
+
+    name = "token_classification"
+    auto_class = AutoModelForTokenClassification
+    settings_class: ClassVar[type] = TokenClassificationSettings
+    items = TokenItems(shift=False)
+
+    def __init__(
+        self, settings: TokenClassificationSettings | None = None, *, pad_to_multiple_of: int = 1
+    ) -> None:
+        super().__init__(settings, pad_to_multiple_of=pad_to_multiple_of)
+        self.classes: tuple[str, ...] = ()
+        self.scheme: Scheme = "plain"
+        self._max_length: int | None = None
+        # The baseline: the commonest tag of each word of the training rows, and of all words.
+        self._word_tags: dict[str, int] = {}
+        self._commonest: int | None = None
+
+    @property
+    def best_metric(self) -> str:  # type: ignore[override]
+        """F1 of entities, or accuracy."""
+        return "accuracy" if self.scheme == "plain" else "f1"
+
+    def load(self, data: DataConfig, model: ModelConfig) -> DatasetDict:
+        """Loads and checks the splits.
+
+        Raises:
+            DataError: something is wrong with a file, a column, a word or a tag.
+            ConfigError: the named model has no readable config, or the tags don't fit `tag_scheme`.
+        """
+        self._max_length = data.max_length
+        splits = sources.load_splits(data, builtin_tagging.source_lines)
+        columns = tagging_rows.find_columns(splits, self.settings)
+        read = {split: tagging_rows.read_rows(rows, columns, split) for split, rows in splits.items()}
+        known = classes_of(load_config(model)) if model.model_name_or_path is not None else ()
+        self.classes = _choose_classes(splits, read, columns, known)
+        self.scheme = tagging_rows.recognise(self.classes, self.settings.tag_scheme)
+        logger.info("%d tags, scheme %s", len(self.classes), self.scheme)
+        loaded = DatasetDict({split: rows.as_dataset(self.classes) for split, rows in read.items()})
+        if "train" in loaded:
+            strata = np.zeros(len(loaded["train"]), dtype=np.int64)
+            loaded = sources.hold_out(loaded, data.validation_fraction, strata)
+        loaded = sources.first_rows(loaded, data)
+        if "train" in loaded:
+            self._learn_baseline(loaded["train"])
+        return loaded
+
+    def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
+        """The tokenizer of the named model, the named tokenizer, or the built-in one.
+
+        Raises:
+            ConfigError: it can't be loaded, has no pad token, or doesn't know which word a token belongs to.
+        """
+        tokenizer = super().tokenizer(data, model)
+        if not tokenizer.is_fast:
+            raise ConfigError(
+                f"the tokenizer {type(tokenizer).__name__} doesn't know which word a token belongs to; name "
+                "a fast one (with a tokenizer.json) with --tokenizer_name"
+            )
+        splitter = json.loads(tokenizer.backend_tokenizer.to_str()).get("pre_tokenizer") or {}
+        if splitter.get("type") == "ByteLevel" and not splitter.get("add_prefix_space"):
+            # Words come without the spaces between them, and the model knows them with one in front.
+            tokenizer = load_tokenizer(model, add_prefix_space=True)
+        return tokenizer
+
+    def model_config(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> PretrainedConfig:
+        """The config of the named model, or of the built-in one, with the tags that `load` found.
+
+        Raises:
+            ConfigError: it can't be loaded, or tokenizer, `max_length` and model don't fit together.
+        """
+        if self._max_length is None:
+            raise RuntimeError("TokenClassification.load must be called before model_config")
+        head = {
+            "num_labels": len(self.classes),
+            "id2label": dict(enumerate(self.classes)),
+            "label2id": {name: place for place, name in enumerate(self.classes)},
+        }
+        return self._config(tokenizer, model, max_length=self._max_length, **head)
+
+    def encode(
+        self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig
+    ) -> tuple[DatasetDict, dict[str, int]]:
+        """Tokenises what `load` returned, once on a machine.
+
+        Returns:
+            The splits with `input_ids`, `token_type_ids` (where the tokenizer makes them) and `labels` (tag
+            ids and -100); all but `train` keep `tokens`, `tags` and `first`. And how many rows of each were
+            cut.
+
+        Raises:
+            DataError: truncation leaves a training row without any label.
+        """
+        self.pads_with(tokenizer)
+        assert self._padding is not None
+        self._padding = dataclasses.replace(self._padding, fill={**self._padding.fill, "labels": _IGNORED})
+        inside = tagging_rows.inside_of(self.classes) if self.settings.label_all_tokens else None
+        encoded, truncated = DatasetDict(), {}
+        for split, rows in raw.items():
+            function = _Align(
+                tokenizer=tokenizer, max_length=data.max_length, inside=inside, keep=split != "train"
+            )
+            key = [data.max_length, inside, function.keep]
+            found = encode_rows(rows, function, split=split, tokenizer=tokenizer, data=data, key=key)
+            truncated[split] = count_true(found, _CUT)
+            encoded[split] = found.remove_columns([_CUT])
+            if split == "train":
+                _check_labelled(found, data.max_length)
+            else:
+                _count_lost(found, split, self._fallback_name())
+        return encoded, truncated
+
+    def collate(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Pads a batch: `input_ids`, `attention_mask`, ... and `labels`, each (rows, length)."""
+        return self.known(self.padding(examples))
+
+    def predict(self, outputs: Any, batch: Mapping[str, Any]) -> list[np.ndarray]:
+        """The tag id with the highest logit at every token of each row, without padding."""
+        best = outputs["logits"].argmax(dim=-1).to(torch.int32).cpu().numpy()
+        mask = batch["attention_mask"].bool().cpu().numpy()
+        return [row[real] for row, real in zip(best, mask, strict=True)]
+
+    def score(self, predictions: Sequence[np.ndarray], dataset: Dataset) -> dict[str, float]:
+        """Entities by seqeval, or plain tags by scikit-learn, and the same of a baseline.
+
+        The baseline gives a word the tag it bears most often in the training rows, and a word that they don't
+        have the commonest tag of all. Without training rows it gives every word the commonest tag of the rows
+        that are scored.
+        """
+        references = [[self.classes[tag] for tag in row] for row in dataset["tags"]]
+        commonest = self._commonest
+        if commonest is None:
+            commonest = _commonest(np.concatenate([np.asarray(row) for row in dataset["tags"]]))
+        guesses = [
+            [self.classes[self._word_tags.get(word, commonest)] for word in row] for row in dataset["tokens"]
+        ]
+        metric = load_metric("tagging")
+        options = {"scheme": self.scheme, "mode": self.settings.entity_mode}
+        found = list(self._by_word(predictions, dataset))
+        scores = metric.compute(predictions=found, references=references, **options)
+        baseline = metric.compute(predictions=guesses, references=references, **options)
+        named = ("accuracy", "f1_macro") if self.scheme == "plain" else ("accuracy", "f1")
+        return {**scores, **{f"{name}_baseline": baseline[name] for name in named}}
+
+    def records(self, predictions: Sequence[np.ndarray], dataset: Dataset) -> Iterable[dict[str, Any]]:
+        """The words of a row and the tag of each."""
+        for words, tags in zip(dataset["tokens"], self._by_word(predictions, dataset), strict=True):
+            yield {"tokens": words, "tags": tags}
+
+    def usage(self) -> str:
+        """A pipeline, given the words."""
+        strategy = "none" if self.scheme == "plain" else "first"
+        return (
+            "from transformers import pipeline\n\n"
+            'words = ["def", "join", "(", "path", ",", "*", "paths", ")", ":"]\n'
+            f'tag = pipeline("token-classification", model=FOLDER, aggregation_strategy="{strategy}")\n'
+            "for found in tag(words, is_split_into_words=True):\n"
+            '    print(found["word"], found.get("entity_group") or found["entity"], found["score"])\n'
+        )
+
+    # ---- Words ----
+
+    def _by_word(self, predictions: Sequence[np.ndarray], dataset: Dataset) -> Iterator[list[str]]:
+        """The name of the tag of every word of each row."""
+        fallback = self._fallback_name()
+        for tags, places in zip(predictions, dataset["first"], strict=True):
+            yield [fallback if place == _NOWHERE else self.classes[tags[place]] for place in places]
+
+    def _fallback_name(self) -> str:
+        if "O" in self.classes:
+            return "O"
+        return self.classes[self._commonest or 0]
+
+    def _learn_baseline(self, rows: Dataset) -> None:
+        words = labels.arrow_column(rows, "tokens")
+        tags = pc.list_flatten(labels.arrow_column(rows, "tags")).to_numpy()
+        counts: dict[str, Counter[int]] = {}
+        for word, tag in zip(pc.list_flatten(words).to_pylist(), tags.tolist(), strict=True):
+            counts.setdefault(word, Counter())[tag] += 1
+        self._commonest = _commonest(tags)
+        self._word_tags = {
+            word: min(found, key=lambda tag: (-found[tag], tag)) for word, found in counts.items()
+        }
+
+
+def _choose_classes(
+    splits: DatasetDict, read: Mapping[str, TaggedRows], columns: TagColumns, known: Sequence[str]
+) -> tuple[str, ...]:
+    tagged = {split: rows for split, rows in read.items() if rows.tags is not None}
+    column = str(columns.tags)
+    by = "the training data"
+    if "train" in tagged:
+        names = tagged["train"].tags
+        assert names is not None
+        order = tagging_rows.class_order(splits["train"], column, names)
+        keeps = set(order) <= set(known)
+        classes = tuple(known if keeps else order)
+        seen = set(classes) if keeps else set(pc.unique(names).to_pylist())
+    elif known:
+        classes, seen, by = tuple(known), set(known), "the model"
+    else:
+        raise DataError(
+            "there is no training data to take the tags from; give --train_file, or name a trained model"
+        )
+    for split, rows in tagged.items():
+        if split != "train":
+            tagging_rows.check_seen(rows, sorted(seen), column=column, split=split, by=by)
+    if len(classes) < 2:
+        raise DataError(
+            f"column {column} has one tag in all training rows ({classes[0]}); a tagger needs at least two"
+        )
+    return classes
+
+
+def _commonest(tags: np.ndarray) -> int:
+    return int(np.bincount(tags).argmax())
+
+
+def _check_labelled(rows: Dataset, max_length: int) -> None:
+    found = labels.arrow_column(rows, "labels")
+    lengths = pc.list_value_length(found).to_numpy()
+    counted = pc.list_flatten(found).to_numpy() != _IGNORED
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    without = np.flatnonzero(np.bincount(owners[counted], minlength=len(lengths)) == 0)
+    if len(without):
+        raise DataError(
+            f"the train data has no label left in {labels.rows_of(without)} after truncation to --max_length "
+            f"{max_length} (or its words are of characters that the tokenizer drops); raise it, or remove "
+            "the rows"
+        )
+
+
+def _count_lost(rows: Dataset, split: str, fallback: str) -> None:
+    places = pc.list_flatten(labels.arrow_column(rows, "first"))
+    lost = int(pc.sum(pc.equal(places, pa.scalar(_NOWHERE, places.type))).as_py() or 0)
+    if lost:
+        logger.warning(
+            "%s: %d of %d words are beyond --max_length or dropped by the tokenizer; they are predicted as "
+            "%s",
+            split,
+            lost,
+            len(places),
+            fallback,
+        )
