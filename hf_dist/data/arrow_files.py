@@ -15,6 +15,12 @@ _FILE = b"ARROW1"  # what Arrow's file form starts with; its stream form, which 
 _BATCH = 1_000
 
 
+def parquet_schema(path: Path) -> pa.Schema:
+    """The columns of a Parquet file and their types."""
+    with _whole(path, "parquet"):
+        return pyarrow.parquet.read_schema(path)
+
+
 def parquet_table(path: Path) -> pa.Table:
     """A whole Parquet file, memory-mapped."""
     with _whole(path, "parquet"):
@@ -25,6 +31,11 @@ def parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
     """A Parquet file in batches of rows."""
     with _whole(path, "parquet"), pyarrow.parquet.ParquetFile(path) as file:
         yield from file.iter_batches(batch_size=_BATCH)
+
+
+def arrow_schema(path: Path) -> pa.Schema:
+    """The columns of an Arrow file and their types."""
+    return arrow_table(path).schema
 
 
 def arrow_table(path: Path) -> pa.Table:

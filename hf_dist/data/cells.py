@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from hf_dist.errors import DataError
 
 
@@ -56,3 +58,63 @@ class Kinds:
                         f"{path}, {place}: column {name} holds {kind} ({short(value)}) where {first_place} "
                         f"holds {before} ({short(first)}); write one kind"
                     )
+
+
+class FixedKinds:
+    """The kinds that the type of a table says; nothing else may come. A part without a type takes all."""
+
+    def __init__(self, schema: pa.Schema, shown_by: str) -> None:
+        self._shown_by = shown_by
+        self._kinds = {
+            name: kind for field in schema for name, kind in _kinds_of_type(field.name, field.type)
+        }
+
+    def check(self, path: Path | str, place: str, row: dict[str, Any]) -> None:
+        """Raises a DataError for the first cell that the types don't allow."""
+        for column, cell in row.items():
+            self._check(path, place, column, cell)
+
+    def _check(self, path: Path | str, place: str, name: str, value: Any) -> None:
+        if name not in self._kinds:
+            raise DataError(
+                f"{path}, {place}: {name} is in none of {self._shown_by}, which show a stream what columns "
+                "there are; write it (null) in the first of them"
+            )
+        expected = self._kinds[name]
+        if value is None or expected is None:
+            return
+        kind = kind_of(value)
+        if kind == "a number":
+            kind = _FRACTION if isinstance(value, float) else _WHOLE
+        if kind != expected and (kind, expected) != (_WHOLE, _FRACTION):
+            raise DataError(
+                f"{path}, {place}: column {name} holds {kind} ({short(value)}) where {self._shown_by} hold "
+                f"{expected}; write one kind"
+            )
+        if isinstance(value, list):
+            for item in value:
+                self._check(path, place, f"{name}[]", item)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self._check(path, place, f"{name}.{key}", item)
+
+
+_WHOLE, _FRACTION = "a whole number", "a fraction"
+
+
+def _kinds_of_type(name: str, kind: pa.DataType) -> Iterator[tuple[str, str | None]]:
+    if pa.types.is_list(kind):
+        yield name, "a list"
+        yield from _kinds_of_type(f"{name}[]", kind.value_type)
+    elif pa.types.is_struct(kind):
+        yield name, "an object"
+        for field in kind:
+            yield from _kinds_of_type(f"{name}.{field.name}", field.type)
+    elif pa.types.is_boolean(kind):
+        yield name, kind_of(True)
+    elif pa.types.is_integer(kind):
+        yield name, _WHOLE
+    elif pa.types.is_floating(kind):
+        yield name, _FRACTION
+    else:
+        yield name, kind_of("") if pa.types.is_string(kind) else None

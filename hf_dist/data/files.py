@@ -14,7 +14,14 @@ import pyarrow as pa
 from datasets import Dataset
 from datasets.arrow_writer import ArrowWriter
 
-from hf_dist.data.arrow_files import arrow_batches, arrow_table, parquet_batches, parquet_table
+from hf_dist.data.arrow_files import (
+    arrow_batches,
+    arrow_schema,
+    arrow_table,
+    parquet_batches,
+    parquet_schema,
+    parquet_table,
+)
 from hf_dist.data.cache import build_once, cache_dir, key_of
 from hf_dist.data.conll import conll_rows
 from hf_dist.data.delimited import csv_rows, tsv_rows
@@ -29,16 +36,24 @@ _READER = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
-    """Files read line by line, packed or not."""
+    """Files read line by line, packed or not.
+
+    Attributes:
+        rows: reads a file.
+        text_only: all cells are strings.
+        sparse: a row may leave cells out.
+    """
 
     rows: Callable[[Path], Iterator[Row]]
     text_only: bool = False
+    sparse: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFormat:
-    """Files that hold Arrow columns: as a whole, and in batches of rows."""
+    """Files that hold Arrow columns: the whole of one, its types, and batches of its rows."""
 
+    schema: Callable[[Path], pa.Schema]
     table: Callable[[Path], pa.Table]
     batches: Callable[[Path], Iterator[pa.RecordBatch]]
 
@@ -47,15 +62,15 @@ _CONLL = TextFormat(rows=conll_rows)
 FORMATS: dict[str, TextFormat | ColumnFormat] = {
     ".csv": TextFormat(rows=csv_rows, text_only=True),
     ".tsv": TextFormat(rows=tsv_rows, text_only=True),
-    ".json": TextFormat(rows=json_rows),
-    ".jsonl": TextFormat(rows=json_lines),
+    ".json": TextFormat(rows=json_rows, sparse=True),
+    ".jsonl": TextFormat(rows=json_lines, sparse=True),
     ".txt": TextFormat(rows=text_rows, text_only=True),
     ".conll": _CONLL,
     ".bio": _CONLL,
     ".iob": _CONLL,
     ".iob2": _CONLL,
-    ".parquet": ColumnFormat(table=parquet_table, batches=parquet_batches),
-    ".arrow": ColumnFormat(table=arrow_table, batches=arrow_batches),
+    ".parquet": ColumnFormat(schema=parquet_schema, table=parquet_table, batches=parquet_batches),
+    ".arrow": ColumnFormat(schema=arrow_schema, table=arrow_table, batches=arrow_batches),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import gzip
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
 from hf_dist.data import tables
 from hf_dist.data.files import load_file
@@ -22,6 +24,12 @@ ROWS = [{"text": "good, and\nlong", "label": "pos"}, {"text": 'a "bad" one', "la
 def write(path: Path, content: str | bytes) -> str:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)
+
+
+def pack(content: bytes, archive: str) -> bytes:
+    if archive.lower() == ".gz":
+        return gzip.compress(content)
+    return pa.compress(content, codec="zstd", asbytes=True)
 
 
 def fault(path: str) -> str:
@@ -55,6 +63,72 @@ def test_json_lines_a_list_and_an_object_with_data(tmp_path):
 def test_parquet(tmp_path):
     pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
     assert list(load_file(str(tmp_path / "rows.parquet"))) == ROWS
+
+
+def test_arrow_of_both_forms_keeps_class_labels(tmp_path):
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    rows = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
+    rows.save_to_disk(tmp_path / "saved")
+    table = pa.ipc.open_stream(tmp_path / "saved" / "data-00000-of-00001.arrow").read_all()
+    for name, new in (("a.arrow", pa.ipc.new_stream), ("b.arrow", pa.ipc.new_file)):
+        with new(str(tmp_path / name), table.schema) as writer:
+            writer.write_table(table)
+        loaded = load_file(str(tmp_path / name))
+        assert list(loaded) == list(rows) and loaded.features == features
+
+
+def test_text_is_one_row_a_line_that_is_not_blank(tmp_path):
+    path = write(tmp_path / "a.txt", "\ufeffone\r\n\n  two \u2028 three\n \t\n\rlast".encode())
+    assert load_file(path)["text"][:] == ["one", "  two \u2028 three", "last"]
+
+
+TEXTS = {
+    "a.csv": "text,label\na,x\n",
+    "a.tsv": "text\tlabel\na\tx\n",
+    "a.json": '[{"text": "a", "label": "x"}]',
+    "a.jsonl": '{"text": "a", "label": "x"}\n',
+    "a.txt": "a\nb\n",
+    "a.conll": "a O\nb B-x\n",
+    "a.bio": "a O\nb B-x\n",
+    "a.iob": "a O\nb B-x\n",
+    "a.iob2": "a O\nb B-x\n",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_packed_files_give_what_plain_ones_do(tmp_path, name):
+    plain = list(load_file(write(tmp_path / name, TEXTS[name])))
+    assert plain
+    for archive in (".gz", ".zst", ".GZ"):
+        path = write(tmp_path / (name + archive), pack(TEXTS[name].encode(), archive))
+        assert list(load_file(path)) == plain
+
+
+def test_an_archive_of_several_members_and_many_lines(tmp_path):
+    parts = ["".join(f'{{"id": {row}}}\n' for row in range(at, at + 40_000)).encode() for at in (0, 40_000)]
+    for archive in (".gz", ".zst"):
+        path = write(tmp_path / f"a.jsonl{archive}", b"".join(pack(part, archive) for part in parts))
+        assert load_file(path)["id"][:] == list(range(80_000))
+
+
+@pytest.mark.parametrize("archive, kind", [(".gz", "gzip"), (".zst", "zstd")])
+def test_faults_in_an_archive(tmp_path, archive, kind):
+    def packed(name: str, content: bytes) -> str:
+        return fault(write(tmp_path / (name + archive), pack(content, archive)))
+
+    assert "line 3: 1 cells" in packed("a.csv", b"text,label\na,x\nb\n")
+    assert "line 2: broken JSON" in packed("a.jsonl", b'{"a": 1}\n{"a": \n')
+    assert "line 2 is not UTF-8: byte 6 (from 0) is 0xe9" in packed("a.txt", "texte\né".encode("latin-1"))
+    assert "line 3: column a holds a string" in packed("b.jsonl", b'{"a": 1}\n\n{"a": "x"}\n')
+    assert "has no rows" in packed("b.txt", b"\n")
+    assert "has no rows" in packed("c.txt", b"")
+    whole = pack(os.urandom(5_000).hex().encode(), archive)
+    broken = {"torn": whole[: len(whole) // 2], "plain": b"a\nb\n", "more": whole + b"x" * 99}
+    for name, content in broken.items():
+        message = fault(write(tmp_path / f"{name}.txt{archive}", content))
+        assert f"{name}.txt{archive} is not a whole {kind} archive" in message
+    assert f"unpack it and drop {archive}" in packed("a.parquet", b"x")
+    assert f"ends in {archive};" in packed("no_format", b"x")
 
 
 def test_csv_cells_are_text_and_never_guessed(tmp_path):
@@ -112,7 +186,9 @@ def test_a_folder_and_an_unknown_ending(tmp_path):
     assert ".xlsx" in message and ".parquet" in message
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.jsonl", "a.parquet"])
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.json", "a.jsonl", "a.parquet", "a.arrow", "a.txt", "a.bio", "a.csv.gz"]
+)
 def test_an_empty_file(tmp_path, name):
     assert "is empty" in fault(write(tmp_path / name, ""))
 
@@ -177,8 +253,43 @@ def test_a_cut_character_at_the_end_and_latin_1_and_utf_16(tmp_path):
 
 
 def test_half_a_surrogate_pair_and_a_huge_number(tmp_path):
-    assert "surrogate" in fault(write(tmp_path / "a.jsonl", '{"text": "\\ud800"}\n'))
-    assert "a.json" in fault(write(tmp_path / "a.json", '{"label": 1' + "0" * 30 + "}"))
+    message = fault(write(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n'))
+    assert "surrogate" in message and "line 2: column text" in message
+    assert "a.json, line 1: column label" in fault(write(tmp_path / "a.json", '{"label": 1' + "0" * 30 + "}"))
+
+
+@pytest.mark.parametrize(
+    "rows, place, column",
+    [
+        ([{"tags": ["O", "B"]}, {"tags": ["O", 3]}], "item 2", "tags[]"),
+        ([{"a": {"b": "x"}}, {"a": {"b": [1]}}], "item 2", "a.b"),
+        ([{"a": [{"b": True}]}, {"a": None}, {"a": [{"b": True}, {"b": 0}]}], "item 3", "a[].b"),
+    ],
+)
+def test_mixed_kinds_inside_of_lists_and_objects(tmp_path, rows, place, column):
+    message = fault(write(tmp_path / "a.json", json.dumps(rows)))
+    assert f"{place}: column {column} holds" in message and "item 1" in message
+
+
+def test_optional_keys_of_objects_become_nulls(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_BATCH", 1)
+    rows = [{"messages": [{"role": "a", "n": 1}]}, {"messages": [{"role": "b", "name": "c", "n": 0.5}]}]
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert list(load_file(path)) == [
+        {"messages": [{"role": "a", "n": 1.0, "name": None}]},
+        {"messages": [{"role": "b", "n": 0.5, "name": "c"}]},
+    ]
+
+
+def test_a_torn_arrow_file(tmp_path):
+    table = pa.table({"text": ["x" * 1000] * 1000})
+    for name, new in (("a.arrow", pa.ipc.new_stream), ("b.arrow", pa.ipc.new_file)):
+        with new(str(tmp_path / name), table.schema) as writer:
+            writer.write_table(table)
+        whole = (tmp_path / name).read_bytes()
+        message = fault(write(tmp_path / f"torn_{name}", whole[: len(whole) // 2]))
+        assert f"torn_{name} is not a whole Arrow file" in message
+    assert "c.arrow is not a whole Arrow file" in fault(write(tmp_path / "c.arrow", "text\nx\n"))
 
 
 def test_a_torn_parquet_file(tmp_path):

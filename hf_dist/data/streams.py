@@ -1,0 +1,157 @@
+"""Training rows as a stream: read while the run trains, never held as a whole, with no length.
+
+Evaluation needs the same rows each time and their number, so the other splits are read as a whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, DatasetInfo, Features, IterableDataset
+from datasets.table import InMemoryTable
+
+from hf_dist.config import DataConfig
+from hf_dist.data.cells import FixedKinds
+from hf_dist.data.files import TextFormat, format_of, read_rows
+from hf_dist.data.hub import stream_faults, stream_hub
+from hf_dist.data.saved import is_saved, load_saved, load_saved_split
+from hf_dist.data.shards import check_columns, files_of, load_files
+from hf_dist.data.sources import files_by_split, named_folder
+from hf_dist.data.tables import few_rows
+from hf_dist.errors import DataError
+
+# Columns and their types are those that so many rows of the first file show.
+_SHOWN_ROWS = 1_000
+
+
+def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[IterableDataset, DatasetDict]:
+    """Opens the training split that `data` names as a stream, and loads its other splits.
+
+    The stream has features (`column_names`), is in the order of the data, and its position can be saved
+    (`state_dict`). Shuffle it by `stream.shuffle(seed=, buffer_size=)`, whose buffer is not part of the
+    position. Every file is a shard of its own: where their number is a multiple of that of the ranks
+    (`split_dataset_by_node`), a rank opens its own files only, else it reads all and keeps its share.
+
+    `max_train_samples` is applied here, to the order of the data; `max_eval_samples` and
+    `max_predict_samples` are where they spare reading. No validation rows are held out of a stream.
+
+    Args:
+        data: the configuration; without data set and files, `builtin` is called.
+        builtin: makes the built-in data of the task.
+
+    Raises:
+        DataError: as `load_splits`, or there is no training split; faults of later rows are raised when
+            they are reached.
+    """
+    files = files_by_split(data)
+    limit = data.max_train_samples
+    others = DatasetDict()
+    train: IterableDataset | None = None
+    if data.dataset_name is not None and not is_saved(data.dataset_name):
+        train, others = _from_hub(data, files)
+    else:
+        splits = DatasetDict()
+        if data.dataset_name is not None:
+            splits = load_saved(named_folder(data))
+        elif not files:
+            splits = builtin()
+        elif "train" in files and is_saved(files["train"]):
+            splits = load_saved(files["train"])
+        elif "train" in files:
+            train = stream_files(files_of(files["train"]), limit)
+        others = DatasetDict({split: rows for split, rows in splits.items() if split != "train"})
+        if "train" in splits:
+            rows = splits["train"]
+            train = rows.select(range(min(limit or len(rows), len(rows)))).to_iterable_dataset()
+    if train is None:
+        raise DataError("--streaming: there are no training rows to stream; give --train_file")
+    for split, name in files.items():
+        if split != "train":
+            others[split] = load_saved_split(name, split) if is_saved(name) else load_files(files_of(name))
+    for split, rows in others.items():
+        if len(rows) == 0:
+            raise DataError(f"the {split} split of {data.dataset_name or files.get(split)} has no rows")
+    return train, others
+
+
+def stream_files(files: Sequence[Path], limit: int | None) -> IterableDataset:
+    """A stream of the rows of files, one file after the other.
+
+    Args:
+        files: each a shard.
+        limit: most rows, over all files; the files are then one shard, so that it means the same rows on
+            any number of ranks.
+
+    Raises:
+        DataError: the first rows of the first file can't be read, or another file is none of a known format;
+            while it is read: as `load_file`, or a file or a row does not fit the first rows.
+    """
+    forms = [format_of(path) for path in files]
+    first, form = files[0], forms[0]
+    if isinstance(form, TextFormat):
+        head = itertools.islice(read_rows(first), _SHOWN_ROWS)
+        schema = few_rows(first, head, text_only=form.text_only).schema
+    else:
+        schema = form.schema(first)
+    features = Features.from_arrow_schema(schema)
+    # A list is what datasets takes for shards; a tuple is one value.
+    shards: Any = list(files) if limit is None else tuple(files)
+    rows = _FileRows(first=first, features=features, limit=limit)
+    return IterableDataset.from_generator(rows, features=features, gen_kwargs={"files": shards})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FileRows:
+    """The generator of a stream; an object, so that it can be pickled."""
+
+    first: Path
+    features: Features
+    limit: int | None
+
+    def __call__(self, files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+        rows = (row for path in files for row in self._of(path))
+        return itertools.islice(rows, self.limit)
+
+    def _of(self, path: Path) -> Iterator[dict[str, Any]]:
+        form = format_of(path)
+        columns = list(self.features)
+        kinds = FixedKinds(self.features.arrow_schema, f"the first {_SHOWN_ROWS:,} rows of {self.first.name}")
+        for number, (place, row) in enumerate(read_rows(path)):
+            # Only rows of JSON may leave cells out: elsewhere the first one shows all columns.
+            if number == 0 and not (isinstance(form, TextFormat) and form.sparse):
+                check_columns(path, list(row), self.first, columns)
+            if isinstance(form, TextFormat) and not form.text_only:
+                kinds.check(path, place, row)
+            yield {column: row.get(column) for column in columns}
+
+
+def _from_hub(data: DataConfig, files: dict[str, str]) -> tuple[IterableDataset | None, DatasetDict]:
+    streams = stream_hub(data)
+    others = DatasetDict()
+    limits = {"validation": data.max_eval_samples, "test": data.max_predict_samples}
+    for split, stream in streams.items():
+        if split != "train" and split not in files:
+            with stream_faults(data):
+                others[split] = _all_rows(stream, limits[split])
+    train = streams.get("train")
+    if train is None:
+        return None, others
+    if train.features is None:
+        with stream_faults(data):
+            shown = _all_rows(train, _SHOWN_ROWS)
+        train = train.cast(shown.features)
+    return (train if data.max_train_samples is None else train.take(data.max_train_samples)), others
+
+
+def _all_rows(stream: IterableDataset, limit: int | None) -> Dataset:
+    """The first rows of a stream, or all, in memory."""
+    if limit is not None:
+        stream = stream.take(limit)
+    tables = list(stream.with_format("arrow").iter(batch_size=_SHOWN_ROWS))
+    table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    return Dataset(InMemoryTable(table), info=DatasetInfo(features=stream.features))
