@@ -7,10 +7,10 @@ candidates, and the candidates of all windows of a question put together.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,6 +87,29 @@ class Window:
     inputs: dict[str, list[int]]
     offsets: NDArray[np.int64]
     null_position: int
+
+
+def cut_questions(
+    tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], max_question_tokens: int
+) -> list[str]:
+    """The questions, each cut after its last whole token among the first `max_question_tokens`."""
+    found = list(questions)
+    left = list(range(len(found)))
+    while left:
+        encoded = tokenizer(
+            [found[place] for place in left],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        # A cut text may have other tokens than the whole one had: it is looked at again.
+        offsets = dict(zip(left, encoded["offset_mapping"], strict=True))
+        left = [place for place in left if len(offsets[place]) > max_question_tokens]
+        for place in left:
+            text = found[place][: offsets[place][max_question_tokens - 1][1]]
+            found[place] = text if len(text) < len(found[place]) else found[place][:-1]
+    return found
 
 
 def windows(
@@ -246,6 +269,7 @@ def answer(
     *,
     max_length: int = 384,
     doc_stride: int = 128,
+    max_question_tokens: int = 64,
     max_answer_tokens: int = 30,
     n_best: int = 20,
 ) -> Decoded:
@@ -258,17 +282,20 @@ def answer(
         context: the text that holds the answer.
         max_length: longest window in tokens, as in training.
         doc_stride: tokens that windows share, as in training.
+        max_question_tokens: a longer question is cut.
         max_answer_tokens: longest answer.
         n_best: how many answers are returned at most.
     """
-    pieces = windows(tokenizer, [question], [context], max_length=max_length, doc_stride=doc_stride)
+    questions = cut_questions(tokenizer, [question], max_question_tokens)
+    pieces = windows(tokenizer, questions, [context], max_length=max_length, doc_stride=doc_stride)
+    takes = inspect.signature(model.forward).parameters
     found: list[Candidates] = []
     model.eval()
     for window in pieces:
         batch = {name: torch.tensor([value], device=model.device) for name, value in window.inputs.items()}
         batch["attention_mask"] = torch.ones_like(batch["input_ids"])
         with torch.no_grad():
-            outputs = model(**batch)
+            outputs = model(**{name: value for name, value in batch.items() if name in takes})
         found += best_candidates(
             outputs["start_logits"],
             outputs["end_logits"],

@@ -19,7 +19,8 @@ from hf_dist.errors import ConfigError, DataError, nearest
 logger = logging.getLogger(__name__)
 
 Scheme: TypeAlias = Literal["plain", "iob1", "iob2", "iobes", "bilou"]
-_PREFIXES: dict[str, str] = {"iob1": "IB", "iob2": "BI", "iobes": "BIES", "bilou": "BILU"}
+WantedScheme: TypeAlias = Literal["auto", "plain", "iob1", "iob2", "iobes", "bilou"]
+_PREFIXES: dict[Scheme, str] = {"iob1": "IB", "iob2": "BI", "iobes": "BIES", "bilou": "BILU"}
 
 TOKEN_COLUMNS = ("tokens", "words", "token", "sentence", "text")
 TAG_COLUMNS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "label", "chunk_tags")
@@ -35,7 +36,7 @@ class TokenClassificationSettings:
     tags_column: str | None = option(
         None, "Column with the list of tags, one a word; default: found by the usual names."
     )
-    tag_scheme: Literal["auto", "plain", "iob1", "iob2", "iobes", "bilou"] = option(
+    tag_scheme: WantedScheme = option(
         "auto", "How tags make entities, or plain: each tag by itself; auto: as the tags look."
     )
     entity_mode: Literal["default", "strict"] = option(
@@ -221,7 +222,7 @@ def check_seen(found: TaggedRows, classes: Sequence[str], *, column: str, split:
         )
 
 
-def recognise(classes: Sequence[str], wanted: str) -> Scheme:
+def recognise(classes: Sequence[str], wanted: WantedScheme) -> Scheme:
     """The scheme of the tags: the one that is wanted, or what they look like.
 
     Entities have tags of a letter, a hyphen and a type (or the letter alone), and O stands outside. E- and S-
@@ -241,19 +242,17 @@ def recognise(classes: Sequence[str], wanted: str) -> Scheme:
     # One-letter tags alone, such as parts of speech, are no entities without an O.
     entities = entities and ("O" in classes or all(len(name) > 1 for name in classes))
     if wanted != "auto":
-        known: Scheme = wanted
         if not entities or not letters <= set(_PREFIXES[wanted]):
             allowed = ", ".join(f"{letter}-TYPE" for letter in _PREFIXES[wanted])
             raise ConfigError(
                 f"--tag_scheme {wanted}: the tags are {', '.join(classes[:12])}; expected O, {allowed}"
             )
-        return known
+        return wanted
     if not entities:
         return "plain"
-    for scheme in ("iob1", "iob2", "iobes", "bilou"):
-        fits: Scheme = scheme  # type: ignore[assignment]
-        if letters <= ({"I"} if scheme == "iob1" else set(_PREFIXES[scheme])):
-            return fits
+    for scheme, prefixes in _PREFIXES.items():
+        if letters <= set("I" if scheme == "iob1" else prefixes):
+            return scheme
     return "plain"
 
 
