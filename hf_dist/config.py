@@ -63,7 +63,12 @@ class DataConfig:
     dataset_name: str | None = option(None, "Hub name (or a local loading folder) of a data set.")
     dataset_config_name: str | None = option(None, "Configuration of that data set.")
     dataset_revision: str | None = option(None, "Branch, tag or commit of that data set on the hub.")
-    train_file: str | None = option(None, "Training data: .csv, .tsv, .json, .jsonl or .parquet.")
+    train_split: str | None = option(None, "Its split to train on; default: by the usual names.")
+    validation_split: str | None = option(None, "Its split to evaluate on; default: by the usual names.")
+    test_split: str | None = option(None, "Its split for --do_predict; default: by the usual names.")
+    train_file: str | None = option(
+        None, "Training data: a file, a folder of files, a pattern, or what save_to_disk wrote."
+    )
     validation_file: str | None = option(None, "Validation data, of the same kinds.")
     test_file: str | None = option(None, "Data for --do_predict, of the same kinds.")
     validation_fraction: float = option(

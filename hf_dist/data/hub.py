@@ -36,7 +36,7 @@ def load_hub(data: DataConfig) -> DatasetDict:
         )
         if isinstance(loaded, Dataset):
             loaded = DatasetDict({"train": loaded})
-        return DatasetDict(named_splits(loaded, _source(data)))
+        return DatasetDict(named_splits(loaded, _source(data), data))
 
 
 def stream_hub(data: DataConfig) -> dict[str, IterableDataset]:
@@ -51,7 +51,7 @@ def stream_hub(data: DataConfig) -> dict[str, IterableDataset]:
         )
         if isinstance(loaded, IterableDataset):
             loaded = IterableDatasetDict({"train": loaded})
-        return named_splits(loaded, _source(data))
+        return named_splits(loaded, _source(data), data)
 
 
 @contextmanager

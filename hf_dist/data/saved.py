@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, load_from_disk
 
+from hf_dist.config import DataConfig
 from hf_dist.data.split_names import named_splits
 from hf_dist.errors import DataError
 
@@ -16,19 +17,21 @@ def is_saved(name: str) -> bool:
     return _is_dict(_folder(name)) or (_folder(name) / "state.json").is_file()
 
 
-def load_saved(name: str) -> DatasetDict:
+def load_saved(name: str, data: DataConfig) -> DatasetDict:
     """The splits of a saved folder, memory-mapped; a saved Dataset is a training split.
+
+    `data` may name the splits.
 
     Raises:
         DataError: a file of the folder is missing or broken, or no split has a usual name.
     """
     saved = _load(name)
     if isinstance(saved, Dataset):
-        return DatasetDict({"train": saved})
-    return DatasetDict(named_splits(saved, str(_folder(name))))
+        saved = DatasetDict({"train": saved})
+    return DatasetDict(named_splits(saved, str(_folder(name)), data))
 
 
-def load_saved_split(name: str, split: str) -> Dataset:
+def load_saved_split(name: str, split: str, data: DataConfig) -> Dataset:
     """One split of a saved DatasetDict, or a saved Dataset whatever split it is for.
 
     Raises:
@@ -37,7 +40,7 @@ def load_saved_split(name: str, split: str) -> Dataset:
     saved = _load(name)
     if isinstance(saved, Dataset):
         return saved
-    splits = named_splits(saved, str(_folder(name)))
+    splits = named_splits(saved, str(_folder(name)), data)
     if split not in splits:
         raise DataError(
             f"{_folder(name)} has no {split} split, only {', '.join(saved)}; name the folder of one of them "

@@ -34,14 +34,14 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
         return builtin()
     splits = DatasetDict()
     if data.dataset_name is not None:
-        splits = load_saved(named_folder(data)) if is_saved(data.dataset_name) else load_hub(data)
+        splits = load_saved(named_folder(data), data) if is_saved(data.dataset_name) else load_hub(data)
     for split, name in files.items():
         if not is_saved(name):
             splits[split] = load_files(files_of(name))
         elif split == "train":
-            splits.update(load_saved(name))
+            splits.update(load_saved(name, data))
         else:
-            splits[split] = load_saved_split(name, split)
+            splits[split] = load_saved_split(name, split, data)
     for split, rows in splits.items():
         if len(rows) == 0:
             raise DataError(f"the {split} split of {data.dataset_name or files.get(split)} has no rows")
@@ -49,9 +49,21 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
 
 
 def files_by_split(data: DataConfig) -> dict[str, str]:
-    """The flags for files that are given, by split, `train` first."""
-    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-    return {split: name for split, name in files.items() if name is not None}
+    """The flags for files that are given, by split, `train` first.
+
+    Raises:
+        DataError: a split of a data set is named, and nothing that has splits.
+    """
+    named = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+    files = {split: name for split, name in named.items() if name is not None}
+    for split in named:
+        wanted = getattr(data, f"{split}_split")
+        if wanted is not None and data.dataset_name is None and not any(map(is_saved, files.values())):
+            raise DataError(
+                f"--{split}_split {wanted} names a split, and no data set with splits is given: name one "
+                "with --dataset_name, or drop it"
+            )
+    return files
 
 
 def named_folder(data: DataConfig) -> str:

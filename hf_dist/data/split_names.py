@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
-from hf_dist.errors import DataError
+from hf_dist.config import DataConfig
+from hf_dist.errors import DataError, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -21,21 +22,35 @@ _NAMES = {
 }
 
 
-def named_splits(loaded: Mapping[str, T], source: str) -> dict[str, T]:
-    """Those of the loaded splits that are `train`, `validation` or `test` by one of their usual names.
+def named_splits(loaded: Mapping[str, T], source: str, data: DataConfig) -> dict[str, T]:
+    """Those of the loaded splits that are `train`, `validation` or `test`.
+
+    Args:
+        loaded: splits by their own names.
+        source: what the messages start with.
+        data: `train_split`, `validation_split` and `test_split` name them; else their usual names do.
 
     Raises:
-        DataError: there is none; the message starts with `source` and lists the names.
+        DataError: there is none, or none of a name that `data` gives; the message lists those there are.
     """
     splits = {}
     for split, names in _NAMES.items():
-        found = next((known for known in names if known in loaded), None)
+        wanted = getattr(data, f"{split}_split")
+        if wanted is not None and wanted not in loaded:
+            raise DataError(
+                f"{source} has no split {wanted} (--{split}_split){nearest(wanted, loaded)}; it has "
+                f"{', '.join(loaded)}"
+            )
+        found = wanted or next((known for known in names if known in loaded), None)
         if found is not None:
             splits[split] = loaded[found]
             if found != split:
                 logger.info("%s: its split %s is used for %s", source, found, split)
     if not splits:
-        raise DataError(f"{source} has the splits {', '.join(loaded)}; expected train, validation or test")
+        raise DataError(
+            f"{source} has the splits {', '.join(loaded)}; expected train, "
+            "validation or test: name them with --train_split, --validation_split and --test_split"
+        )
     return splits
 
 

@@ -57,11 +57,11 @@ def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[I
     else:
         splits = DatasetDict()
         if data.dataset_name is not None:
-            splits = load_saved(named_folder(data))
+            splits = load_saved(named_folder(data), data)
         elif not files:
             splits = builtin()
         elif "train" in files and is_saved(files["train"]):
-            splits = load_saved(files["train"])
+            splits = load_saved(files["train"], data)
         elif "train" in files:
             train = stream_files(files_of(files["train"]), limit)
         others = DatasetDict({split: rows for split, rows in splits.items() if split != "train"})
@@ -72,7 +72,9 @@ def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[I
         raise DataError("--streaming: there are no training rows to stream; give --train_file")
     for split, name in files.items():
         if split != "train":
-            others[split] = load_saved_split(name, split) if is_saved(name) else load_files(files_of(name))
+            others[split] = (
+                load_saved_split(name, split, data) if is_saved(name) else load_files(files_of(name))
+            )
     for split, rows in others.items():
         if len(rows) == 0:
             raise DataError(f"the {split} split of {data.dataset_name or files.get(split)} has no rows")

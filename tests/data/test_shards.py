@@ -143,6 +143,33 @@ def test_saved_folders(tmp_path):
     assert len(apart["validation"]) == 1
 
 
+def test_splits_by_the_names_that_flags_give(tmp_path):
+    parts = {name: Dataset.from_dict({"text": [name]}) for name in ("train", "extra", "validation")}
+    DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    (tmp_path / "by_name").mkdir()
+    for name, rows in parts.items():
+        (tmp_path / "by_name" / name).mkdir()
+        rows.to_json(tmp_path / "by_name" / name / "a.jsonl")
+    for name in ("saved", "by_name"):
+        data = DataConfig(
+            dataset_name=str(tmp_path / name), train_split="validation", validation_split="train"
+        )
+        splits = load_splits(data, DatasetDict)
+        assert {split: rows["text"][:] for split, rows in splits.items()} == {
+            "train": ["validation"],
+            "validation": ["train"],
+        }
+        with pytest.raises(
+            DataError, match=r"no split vali \(--test_split\) \(did you mean validation\?\); it has"
+        ):
+            load_splits(DataConfig(dataset_name=str(tmp_path / name), test_split="vali"), DatasetDict)
+    taken = load(tmp_path / "saved", train_split="extra", validation_split="extra")
+    assert taken["train"]["text"][:] == taken["validation"]["text"][:] == ["extra"]
+    write(tmp_path, a__txt="x\n")
+    with pytest.raises(DataError, match="--train_split dev names a split, and no data set"):
+        load(tmp_path / "a.txt", train_split="dev")
+
+
 def test_faults_of_saved_folders(tmp_path):
     rows = Dataset.from_dict({"text": ["a" * 1000] * 1000})
     DatasetDict({"train": rows}).save_to_disk(tmp_path / "splits")
