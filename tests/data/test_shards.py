@@ -160,9 +160,9 @@ def test_splits_by_the_names_that_flags_give(tmp_path):
             "validation": ["train"],
         }
         with pytest.raises(
-            DataError, match=r"no split vali \(--test_split\) \(did you mean validation\?\); it has"
+            DataError, match=r"no split validaton \(--test_split\) \(did you mean validation\?\); it has"
         ):
-            load_splits(DataConfig(dataset_name=str(tmp_path / name), test_split="vali"), DatasetDict)
+            load_splits(DataConfig(dataset_name=str(tmp_path / name), test_split="validaton"), DatasetDict)
     taken = load(tmp_path / "saved", train_split="extra", validation_split="extra")
     assert taken["train"]["text"][:] == taken["validation"]["text"][:] == ["extra"]
     write(tmp_path, a__txt="x\n")
