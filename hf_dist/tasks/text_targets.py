@@ -333,7 +333,7 @@ class Regression:
         """Mean squared error, R2 and correlations; the baseline is the error of the answer `constant`."""
         references = np.array(rows["labels"], dtype=np.float64)
         scores = load_metric("regression").compute(predictions=predictions, references=references)
-        return {**scores, "mean_baseline_mse": float(np.mean((references - constant) ** 2))}
+        return {**scores, "mse_baseline": float(np.mean((references - constant) ** 2))}
 
 
 Target: TypeAlias = SingleLabel | MultiLabel | Regression

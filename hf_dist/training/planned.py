@@ -129,7 +129,7 @@ class PlannedTrainer(Trainer):
         if self._signature_columns is None:
             super()._set_signature_columns_if_needed()
             known: Any = self._signature_columns
-            self._signature_columns = [*known, *getattr(self.task, "extra_columns", ())]
+            known.extend(getattr(self.task, "extra_columns", ()))
 
     def _without_unused_columns(
         self, dataset: Any, description: str | None = None

@@ -18,10 +18,12 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
 from hf_dist.config import DataConfig, ModelConfig, RunConfig
+from hf_dist.tasks.items import ExampleItems
 from hf_dist.training import engine as engines
 from hf_dist.training import output
 from hf_dist.training.callbacks import BeforeFirstStep
 from hf_dist.training.gather import on_main
+from hf_dist.training.model_card import CARD_FILE, model_card
 from hf_dist.training.spec import TaskSpec
 from hf_dist.training.trainer import ExactTrainer
 
@@ -150,6 +152,18 @@ class Recipe:
             logger.info("predictions: %s", path)
         return metrics
 
+    def _write_card(self, results: dict[str, Any]) -> None:
+        kinds = isinstance(self.task.items, ExampleItems) or hasattr(self.task, "tags")
+        card = model_card(
+            task=self.task.name,
+            usage=self.task.usage(),
+            config=self.config,
+            rows={split: len(rows) for split, rows in self.datasets.items() if hasattr(rows, "__len__")},
+            results=results,
+            labels=self.model.config.id2label if kinds else None,
+        )
+        (self.output_dir / CARD_FILE).write_text(card, encoding="utf-8")
+
     def _facts(self) -> dict[str, Any]:
         engine = engines.read_engine(self.trainer)
         return {"world_size": engine.world_size, "engine": engine.name}
@@ -163,6 +177,8 @@ class Recipe:
             engine=results["engine"],
             world_size=results["world_size"],
         )
+        if self.trainer.args.do_train:
+            self._write_card(results)
         output.write_json(self.output_dir / output.FINISHED_FILE, results)
         table = Table(show_header=False, box=None)
         for name in sorted(name for name in results if not name.startswith("plan_")):

@@ -7,6 +7,7 @@ reaches the backward pass, for every kind of head.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -220,6 +221,11 @@ class ExactTrainer(EvaluatingTrainer):
         return (loss, outputs) if return_outputs else loss
 
     # ---- The end ----
+
+    def create_model_card(self, *arguments: Any, **named: Any) -> None:
+        """Keeps the card that is there (a recipe writes its own); else writes the Trainer's."""
+        if not (Path(self.args.output_dir or ".") / "README.md").exists():
+            super().create_model_card(*arguments, **named)
 
     def throughput_metrics(self) -> dict[str, float]:
         """`train_tokens_per_second`, `padding_efficiency` and `rank_imbalance` of the last training."""

@@ -1,0 +1,92 @@
+"""The model card: what a stranger who finds the folder needs to use, judge and repeat the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_dist.config import DataConfig, RunConfig
+from hf_dist.training.output import package_versions
+
+CARD_FILE = "README.md"
+
+
+def describe_data(data: DataConfig) -> str:
+    """Where the data came from, in words."""
+    if data.dataset_name is not None:
+        parts = [data.dataset_name, data.dataset_config_name, data.dataset_revision]
+        return "`" + " / ".join(part for part in parts if part) + "`"
+    named = [data.train_file, data.validation_file, data.test_file]
+    files = [Path(file).name for file in named if file is not None]
+    if files:
+        return ", ".join(f"`{file}`" for file in files)
+    return "the documentation of Python's standard library (built in)"
+
+
+def model_card(
+    *,
+    task: str,
+    usage: str,
+    config: RunConfig,
+    rows: Mapping[str, int],
+    results: Mapping[str, Any],
+    labels: Mapping[int, str] | None,
+) -> str:
+    """The text of the card.
+
+    Args:
+        task: Name of the recipe.
+        usage: Lines of Python that run the model from the folder `FOLDER`.
+        config: The resolved config.
+        rows: Rows of each split, once encoded.
+        results: What all_results.json holds.
+        labels: The model's label names, where it has some.
+    """
+    base = config.model.model_name_or_path
+    head: dict[str, Any] = {"library_name": "transformers", "tags": ["hf_dist", task.replace("_", "-")]}
+    if base is not None and not Path(base).exists():
+        head["base_model"] = base
+    if config.data.dataset_name is not None and not Path(config.data.dataset_name).exists():
+        head["datasets"] = [config.data.dataset_name]
+    scores = {name: value for name, value in results.items() if name.startswith("eval_")}
+    technical = ("_runtime", "_per_second", "_preparation_time")
+    table = [
+        f"| {name.removeprefix('eval_')} | {value:.6g} |"
+        for name, value in sorted(scores.items())
+        if isinstance(value, int | float) and not name.endswith(technical)
+    ]
+    counted = ", ".join(f"{count:,} {split}" for split, count in rows.items())
+    origin = f"Fine-tuned from `{base}`" if base is not None else "Trained from nothing"
+    classes = ""
+    if labels and not all(name == f"LABEL_{place}" for place, name in labels.items()):
+        shown = [f"`{name}`" for name in list(labels.values())[:50]]
+        classes = f"\n\nLabels: {', '.join(shown)}{', ...' if len(labels) > len(shown) else ''}."
+    settings = {
+        block: {name: value for name, value in values.items() if _belongs(name, value)}
+        for block, values in config.as_dict().items()
+        if values
+    }
+    versions = [f"- {name} {found}" for name, found in package_versions().items()]
+    return (
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n"
+        f"# {task.replace('_', ' ').capitalize()}\n\n"
+        f"{origin} with hf_dist, recipe `{task}`.{classes}\n\n"
+        f"## Use\n\n```python\n{usage}```\n\n"
+        f"`FOLDER` is the path of this folder, or its name on the hub.\n\n"
+        f"## Data\n\n{describe_data(config.data)}; rows: {counted}.\n\n"
+        "## Scores\n\nOn the validation data:\n\n| score | value |\n|---|---|\n"
+        + "\n".join(table)
+        + "\n\n## Settings\n\n"
+        f"Engine `{results.get('engine')}`, {results.get('world_size')} process(es).\n\n"
+        f"```yaml\n{yaml.safe_dump(settings, sort_keys=False)}```\n\n"
+        "## Versions\n\n" + "\n".join(versions) + "\n"
+    )
+
+
+def _belongs(name: str, value: Any) -> bool:
+    """Whether a setting says something of the model: paths and names of this machine don't, nor secrets."""
+    private = ("output_dir", "run_name", "logging_dir", "dump_batches", "hub_token", "hub_model_id")
+    return value is not None and name not in private and not name.endswith("_file")
