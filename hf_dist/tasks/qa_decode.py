@@ -79,7 +79,7 @@ class Window:
         example: number of the question among those that were encoded.
         inputs: the tokenizer's columns (`input_ids`, ...), each a list with an entry a token.
         offsets: (tokens, 2) first character and end of each token in the context, white space left off;
-            `OUTSIDE` for tokens of the question and special ones.
+            `OUTSIDE` for tokens of the question, special ones, and white space.
         null_position: the position that stands for "no answer in this window".
     """
 
@@ -149,6 +149,7 @@ def windows(
         # Byte-level tokenizers count the space before a word to it.
         offsets[:, 0] = np.minimum(solid[example][offsets[:, 0]], offsets[:, 1])
         outside = np.array([part != 1 for part in encoded.sequence_ids(number)])
+        outside |= offsets[:, 0] >= offsets[:, 1]  # white space alone
         offsets[outside] = OUTSIDE
         inputs = {name: encoded[name][number] for name in columns}
         found.append(Window(example, inputs, offsets, null_position(inputs["input_ids"], tokenizer)))
@@ -170,7 +171,7 @@ def null_position(input_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) 
 
 def span_of(offsets: NDArray[np.int64], start: int, end: int) -> tuple[int, int] | None:
     """First and last token of the characters `start` to `end` (exclusive); None where some lie outside."""
-    places = np.flatnonzero((offsets[:, 0] != OUTSIDE) & (offsets[:, 1] > offsets[:, 0]))
+    places = np.flatnonzero(offsets[:, 0] != OUTSIDE)
     if not len(places) or start < offsets[places[0], 0] or end > offsets[places[-1], 1]:
         return None
     first = np.searchsorted(offsets[places, 1], start, side="right")
@@ -250,7 +251,7 @@ def decode(
         valid &= known[:, None] & known_ends[None, :] & np.isfinite(scores)
         for row, column in np.argwhere(valid):
             start, end = int(places[found.starts[row], 0]), int(places[found.ends[column], 1])
-            if OUTSIDE in (start, end) or start >= end:
+            if OUTSIDE in (start, end):
                 continue
             score = float(scores[row, column])
             if score > best.get((start, end), -math.inf):

@@ -181,8 +181,8 @@ def _ids(rows: Dataset, column: str | None, split: str) -> pa.Array:
             twice = len(names) - len(pc.unique(names))
             raise DataError(
                 f"column {column} of the {split} data has the id {name} in rows {seen[name] + 1} and "
-                f"{row + 1} (counted from 1; {twice} repeated in all); give each question an id of its own, or name "
-                "another column with --id_column"
+                f"{row + 1} (counted from 1; {twice} repeated in all); give each question an id of its own, "
+                "or name another column with --id_column"
             )
         seen[name] = row
     return names
