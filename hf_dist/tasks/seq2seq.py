@@ -169,37 +169,35 @@ class Seq2Seq(Task[S]):
             result = encode_rows(
                 rows, function, split=split, tokenizer=tokenizer, data=data, key=function.key()
             )
+            if blank := count_true(result, "blank"):
+                result = self._without_blank(split, result, blank)
             truncated[split] = count_true(result, "source_cut")
-            self._report(split, len(rows), result)
+            self._report_cut_targets(split, result)
             encoded[split] = result.remove_columns(["source_cut", "target_cut", "blank"])
         return encoded, truncated
 
-    def _report(self, split: str, rows: int, result: Dataset) -> None:
-        if dropped := rows - len(result):
-            logger.warning(
-                "%s: %d of %d rows have a source or a target without tokens and were left out",
-                split,
-                dropped,
-                rows,
+    def _without_blank(self, split: str, rows: Dataset, blank: int) -> Dataset:
+        """Leaves rows without tokens out of the training data; elsewhere every row needs a prediction."""
+        what = f"{split}: {blank} of {len(rows)} rows have a source or a target without tokens"
+        if split != "train":
+            logger.warning("%s; they are scored as they are", what)
+            return rows
+        if blank == len(rows):
+            raise DataError(
+                f"all {blank} rows of the train data have a source or a target without tokens; expected text "
+                "in both columns"
             )
-            if not len(result):
-                raise DataError(
-                    f"all {rows} rows of the {split} data have a source or a target without tokens; expected "
-                    "text in both columns"
-                )
-        if blank := count_true(result, "blank"):
-            logger.warning(
-                "%s: %d of %d rows have a source or a target without tokens; they are scored as they are",
-                split,
-                blank,
-                rows,
-            )
-        if cut := count_true(result, "target_cut"):
+        logger.warning("%s and are left out", what)
+        flags = rows.select_columns(["blank"]).with_format("numpy")[:]["blank"]
+        return rows.select(np.flatnonzero(~flags))
+
+    def _report_cut_targets(self, split: str, rows: Dataset) -> None:
+        if cut := count_true(rows, "target_cut"):
             logger.info(
                 "%s: %d of %d targets cut to --max_target_length %d tokens for the loss",
                 split,
                 cut,
-                rows,
+                len(rows),
                 self.settings.max_target_length,
             )
 

@@ -86,7 +86,7 @@ class EncodePairs:
         max_length: sources are cut to so many tokens.
         max_target_length: targets are cut to so many tokens.
         with_target: whether the rows have targets.
-        trains: leave rows without tokens out, and don't keep the texts.
+        trains: don't keep the texts, which only scores need.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -120,11 +120,8 @@ class EncodePairs:
                 empty or not text.strip() or len(tokens) <= own
                 for empty, text, tokens in zip(blank, batch["target"], result["labels"], strict=True)
             ]
-        result["blank"] = blank
-        if not self.trains:
-            return {**result, **{name: batch[name] for name in ("source", "target") if name in batch}}
-        kept = [row for row, empty in enumerate(blank) if not empty]
-        return {name: [values[row] for row in kept] for name, values in result.items()}
+        kept = () if self.trains else [name for name in ("source", "target") if name in batch]
+        return {**result, "blank": blank, **{name: batch[name] for name in kept}}
 
     def _encode(self, most: int, **texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """Token ids of the texts, and which of them were cut."""

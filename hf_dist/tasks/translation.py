@@ -105,7 +105,7 @@ class Translation(Seq2Seq[TranslationSettings]):
                 )
         source, target = by_name["source"], by_name["target"]
         keys = [column for column in there if column.startswith(f"{_DICT}.")]
-        if len(keys) == 2 and (source in keys) != (target in keys):
+        if len(keys) == 2 and (source in keys) != (target in keys) and None in self.pair:
             # Two languages, and one of them is named.
             other = keys[1 - keys.index(str(source or target))]
             source, target = source or other, target or other
@@ -208,7 +208,7 @@ def _language_codes(tokenizer: Any) -> dict[str, int]:
     if (ids := getattr(tokenizer, "lang_code_to_id", None)) is not None:
         return dict(ids)
     # NLLB has a list of special tokens only.
-    codes = [str(token) for token in tokenizer.additional_special_tokens]
+    codes = [str(token) for token in tokenizer.extra_special_tokens]
     return {code: tokenizer.convert_tokens_to_ids(code) for code in codes}
 
 

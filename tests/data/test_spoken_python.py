@@ -43,8 +43,8 @@ def test_heads_of_compound_statements(python, head, english):
 
 @pytest.mark.parametrize(
     "python",
-    ["x = f'{y}'", "x = lambda: 1", "x = [y for y in z]", "x = 'two words'", "x = 12345", "f(**k)", "a = b = c",
-     "x = _", "1 < x < 2", "x = a[::2]"],
+    ["x = f'{y}'", "x = lambda: 1", "x = [y for y in z]", "x = 'two words'", "x = 12345", "f(**k)",
+     "a = b = c", "x = _", "1 < x < 2", "x = a[::2]"],
 )  # fmt: skip
 def test_what_the_rules_cannot_say_is_left_out(python):
     assert list(statements(ast.parse(python))) == []
