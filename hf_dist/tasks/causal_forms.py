@@ -199,7 +199,9 @@ def _conversation(value: Any, column: str, split: str, row: int) -> list[dict[st
     for turn in value:
         role = content = None
         if isinstance(turn, dict):
-            role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+            # A table gives each turn the keys of all: those of the other form are null.
+            role, content = turn.get("role") or turn.get("from"), turn.get("content")
+            content = turn.get("value") if content is None else content
         if not isinstance(role, str) or not isinstance(content, str):
             raise DataError(f"{where}: found the turn {turn!r:.60}; expected text under role and content")
         turns.append({"role": _ROLES.get(role, role), "content": content})
