@@ -15,6 +15,7 @@ from hf_dist.errors import DataError
 _DOCUMENT = "-DOCSTART-"
 # Not str.split: tweets hold tokens of no-break spaces and other blanks of Unicode.
 _BLANKS = re.compile("[ \t]+")
+_TAG = re.compile("O|[BIESLUMW]-.+")
 # So many tokens that count 1, 2, 3 ... at the start of a file are no sentence.
 _NUMBERED = 3
 
@@ -27,7 +28,8 @@ def conll_rows(path: Path) -> Iterator[Row]:
     that start with `#` and have another number of columns than the tokens (`#` itself may be a token).
 
     Raises:
-        DataError: a line with more or fewer columns than the first, or an empty token or tag.
+        DataError: a line with more or fewer columns than the first, an empty token or tag, or a line that
+            may be a comment or a token.
     """
     shape = _shape(path)
     if shape is None:
@@ -36,6 +38,7 @@ def conll_rows(path: Path) -> Iterator[Row]:
     tokens: list[str] = []
     tags: list[str] = []
     start = 0
+    seen: set[str] = set()
 
     def sentence() -> Row:
         if start == first and width > 2 and len(tokens) >= _NUMBERED and _is_numbering(tokens):
@@ -67,6 +70,14 @@ def conll_rows(path: Path) -> Iterator[Row]:
                 raise DataError(f"{path}, line {number}: the {missing} is empty; fill it in")
             if not tokens:
                 start = number
+                is_tag = cells[-1] in seen or _TAG.fullmatch(cells[-1])
+                if cells[0] == "#" and width > 1 and not tab and not is_tag:
+                    raise DataError(
+                        f"{path}, line {number} may be a comment, or the token # with the tag {cells[-1]}; "
+                        "part the columns by tabs, or write the comment with more words"
+                    )
+            if cells[0] != "#":
+                seen.add(cells[-1])
             tokens.append(cells[0])
             tags.append(cells[-1])
         if tokens:

@@ -54,8 +54,16 @@ def test_comments_stand_before_a_sentence_and_a_hash_may_be_a_token(tmp_path):
     ]
 
 
+def test_a_hash_before_a_sentence_is_a_token_where_its_tag_says_so(tmp_path):
+    assert read(tmp_path, "a NN\nb SYM\n\n# SYM\n\n# B-x\n")[1:] == [
+        {"tokens": ["#"], "tags": ["SYM"]},
+        {"tokens": ["#"], "tags": ["B-x"]},
+    ]
+    assert read(tmp_path, "#\tSYM\n") == [{"tokens": ["#"], "tags": ["SYM"]}]
+
+
 def test_tokens_alone(tmp_path):
-    assert read(tmp_path, "a\nb\n\nc\n") == [{"tokens": ["a", "b"]}, {"tokens": ["c"]}]
+    assert read(tmp_path, "a\nb\n\n#\nc\n") == [{"tokens": ["a", "b"]}, {"tokens": ["#", "c"]}]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +71,7 @@ def test_tokens_alone(tmp_path):
     [
         ("a O\nb\n", r"a.conll, line 2: 1 column\(s\) where line 1 has 2"),
         ("\na O\n\nb X O\n", r"line 4: 3 column\(s\) where line 2 has 2"),
+        ("a O\n\n# comment\nb O\n", "line 3 may be a comment, or the token # with the tag comment"),
         ("a O\n# a comment inside\n", r"line 2: 4 column\(s\)"),
         ("a\tO\nb O\n", r"line 2: 1 column\(s\).*tabs"),
         ("a\tO\nb\t\n", "line 2: the tag is empty"),
