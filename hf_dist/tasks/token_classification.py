@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset, DatasetDict
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_dist.config import DataConfig, ModelConfig
@@ -169,10 +170,14 @@ class TokenClassification(Task[TokenClassificationSettings]):
                 f"the tokenizer {type(tokenizer).__name__} doesn't know which word a token belongs to; name "
                 "a fast one (with a tokenizer.json) with --tokenizer_name"
             )
-        splitter = json.loads(tokenizer.backend_tokenizer.to_str()).get("pre_tokenizer") or {}
-        if splitter.get("type") == "ByteLevel" and not splitter.get("add_prefix_space"):
-            # Words come without the spaces between them, and the model knows them with one in front.
+        if _bare_splitter(tokenizer) is not None:
+            # Words come without the spaces between them, and the model knows them with one in front. Classes
+            # such as RoBERTa's build their splitter anew from this setting, others keep the saved one.
             tokenizer = load_tokenizer(model, add_prefix_space=True)
+            if (splitter := _bare_splitter(tokenizer)) is not None:
+                tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+                    add_prefix_space=True, use_regex=splitter.get("use_regex", True)
+                )
         return tokenizer
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> PretrainedConfig:
@@ -322,6 +327,13 @@ def _choose_classes(
             f"column {column} has one tag in all training rows ({classes[0]}); a tagger needs at least two"
         )
     return classes
+
+
+def _bare_splitter(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
+    """The settings of a byte-level splitter that puts no space before the first word, else None."""
+    splitter = json.loads(tokenizer.backend_tokenizer.to_str()).get("pre_tokenizer") or {}
+    bare = splitter.get("type") == "ByteLevel" and not splitter.get("add_prefix_space")
+    return splitter if bare else None
 
 
 def _commonest(tags: np.ndarray) -> int:
