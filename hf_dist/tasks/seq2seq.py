@@ -257,7 +257,7 @@ class Seq2Seq(Task[S]):
     def _has_prefix(self) -> bool:
         return bool(self.settings.source_prefix)
 
-    def prepare_model(self, model: Any) -> None:
+    def prepare_for(self, model: Any) -> None:
         """Makes the model's generation config say what evaluation does, so that it is saved with it."""
         model.generation_config = self.generation_config(model.generation_config)
 
@@ -301,6 +301,10 @@ class Seq2Seq(Task[S]):
         return batch
 
     # ---- Predictions ----
+
+    def generates(self, batch: Mapping[str, Any]) -> bool:
+        """Always."""
+        return True
 
     def generate(self, model: Any, batch: Mapping[str, Any], *, synced: bool) -> list[str]:
         """The text that the model writes for each row.

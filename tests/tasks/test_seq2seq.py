@@ -207,7 +207,7 @@ def test_without_labels_a_batch_can_be_generated_from(tmp_path, tokenizer):
 def test_the_generation_config_says_what_evaluation_does(tmp_path, tokenizer):
     task, _, _, config = prepared(tmp_path, max_target_length=20)
     model = AutoModelForSeq2SeqLM.from_config(config)
-    task.prepare_model(model)
+    task.prepare_for(model)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     found = GenerationConfig.from_pretrained(tmp_path / "model")

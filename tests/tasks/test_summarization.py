@@ -104,7 +104,7 @@ def test_the_lines_of_the_model_card_run(tmp_path, capsys):
         for weight in model.parameters():
             weight.normal_(std=0.3)
     task.encode(raw, tokenizer, data)
-    task.prepare_model(model)
+    task.prepare_for(model)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     capsys.readouterr()

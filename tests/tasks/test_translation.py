@@ -169,7 +169,7 @@ def test_multilingual_models_are_told_their_languages(kind, tmp_path, capsys):
     assert target in labels and source not in labels
 
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "m").eval()
-    task.prepare_model(model)
+    task.prepare_for(model)
     batch = task.collate([encoded["validation"][0]])
     tokens = model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])[0].tolist()
     if kind == "mbart":
