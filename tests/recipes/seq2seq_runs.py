@@ -20,7 +20,7 @@ ROWS = [(f"{word} {other}", f"the {word}") for word in WORDS for other in WORDS]
 
 SHORT = (
     "--max_length=32",
-    "--max_target_length=8",
+    "--max_target_length=12",
     "--max_tokens_per_device=512",
     "--tokens_per_step=512",
     "--logging_steps=1",

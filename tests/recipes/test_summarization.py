@@ -46,7 +46,7 @@ def test_results(trained):
 
 def test_the_saved_model_says_how_it_generates(trained):
     config = json.loads((trained[0] / "generation_config.json").read_text())
-    assert (config["max_new_tokens"], config["num_beams"], config["do_sample"]) == (8, 1, False)
+    assert (config["max_new_tokens"], config["num_beams"], config["do_sample"]) == (12, 1, False)
 
 
 def test_the_model_card_runs(trained, capsys):
