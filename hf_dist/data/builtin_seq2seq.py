@@ -76,7 +76,11 @@ def spoken_python(*, most_trained: int = 8000, most_evaluated: int = MOST_EVALUA
         pair = dict(zip(LANGUAGES, (python, english), strict=True))
         table[split_of(python)].append({"translation": pair})
     features = Features({"translation": Translation(languages=LANGUAGES)})
-    limits = {"train": most_trained, "validation": most_evaluated, "test": most_evaluated}
+    limits: dict[Split, int | None] = {
+        "train": most_trained,
+        "validation": most_evaluated,
+        "test": most_evaluated,
+    }
     return _splits(table, features, limits)
 
 
@@ -123,6 +127,8 @@ def small_t5(tokenizer: PreTrainedTokenizerBase, **head: Any) -> T5Config:
         tokenizer: gives the size of the vocabulary and the special tokens.
         head: other fields of the config.
     """
+    # The start token is a field of every config, but not of this class's signature.
+    head = {"decoder_start_token_id": tokenizer.pad_token_id, **head}
     return T5Config(
         vocab_size=len(tokenizer),
         d_model=128,
@@ -134,7 +140,6 @@ def small_t5(tokenizer: PreTrainedTokenizerBase, **head: Any) -> T5Config:
         feed_forward_proj="relu",
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id,
         **head,
     )
 

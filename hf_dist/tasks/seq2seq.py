@@ -133,7 +133,7 @@ class Seq2Seq(Task[S]):
             sources.load_splits(data, self.builtin_data), builtin=not any(name is not None for name in named)
         )
         if "train" in loaded:
-            loaded = sources.hold_out(loaded, data.validation_fraction, np.zeros(len(loaded["train"])))
+            loaded = sources.hold_out(loaded, data, np.zeros(len(loaded["train"])))
         return sources.first_rows(loaded, data)
 
     def encode(

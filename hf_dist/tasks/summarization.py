@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,8 @@ from hf_dist.tasks.seq2seq import Seq2Seq, Seq2SeqSettings
 from hf_dist.tasks.seq2seq_encoding import take_texts
 
 logger = logging.getLogger(__name__)
+
+_ROUGE_LETTERS = re.compile(r"[a-z0-9]", re.IGNORECASE)
 
 TEXT_COLUMNS = ("document", "article", "text", "dialogue", "content", "body", "source", "input")
 SUMMARY_COLUMNS = ("summary", "highlights", "target", "abstract", "headline", "title", "output")
@@ -85,6 +88,14 @@ class Summarization(Seq2Seq[SummarizationSettings]):
 
     def measure(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """ROUGE-1, -2, -L and -Lsum: mean F-measures between 0 and 1."""
+        unseen = sum(not _ROUGE_LETTERS.search(text) and bool(text.strip()) for text in references)
+        if unseen > len(references) // 2:
+            logger.warning(
+                "%d of %d summaries have none of the letters a-z or digits that rouge-score knows: they "
+                "score 0, whatever is written",
+                unseen,
+                len(references),
+            )
         return load_metric("rouge").compute(
             predictions=predictions, references=references, use_stemmer=self.settings.rouge_stemmer
         )

@@ -140,6 +140,8 @@ class Translation(Seq2Seq[TranslationSettings]):
 
     def _set_languages(self, tokenizer: Any) -> None:
         known = _language_codes(tokenizer)
+        if not known:
+            return  # FSMT: a model of one pair, whose texts bear no mark
         for name, flag, language in zip(
             ("src_lang", "tgt_lang"), ("source_lang", "target_lang"), self.pair, strict=True
         ):
@@ -216,7 +218,9 @@ def _code_of(language: str, known: dict[str, int], flag: str) -> str:
     """The tokenizer's code of a language: itself, or the only code that begins with it."""
     if language in known:
         return language
-    alike = [code for code in known if code.partition("_")[0] == language]
+    # `en_XX`, `eng_Latn`; PLBart: `__python__`
+    bare = {code: code.strip("_") for code in known}
+    alike = [code for code, name in bare.items() if language in (name, name.partition("_")[0])]
     if len(alike) == 1:
         return alike[0]
     some = ", ".join(alike or sorted(known)[:5])

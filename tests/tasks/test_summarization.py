@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 import torch
@@ -82,6 +83,13 @@ def test_scores_and_the_lead_baseline(tmp_path):
         {"prediction": "p", "target": "a cat sat"},
         {"prediction": "q", "target": "loud dogs bark now and"},
     ]
+
+
+def test_scripts_that_rouge_does_not_know_are_not_scored_in_silence(tmp_path, caplog):
+    task, raw = load(tmp_path, [{"text": "Дом стоит", "summary": "Дом"}])
+    with caplog.at_level(logging.WARNING, "hf_dist"):
+        assert task.score(["Дом"], raw["validation"])["rouge1"] == 0
+    assert "1 of 1 summaries have none of the letters" in caplog.text
 
 
 def test_without_training_rows_the_baseline_is_as_long_as_the_targets(tmp_path):
