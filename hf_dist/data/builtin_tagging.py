@@ -46,8 +46,8 @@ def source_lines() -> DatasetDict:
     Entities, tagged by BIO: `function`, `class` and `parameter` where they are defined, `module` (a dotted
     name that is imported, or imported from), `call` (a dotted name that is called: `os.path.join`),
     `attribute` (a dotted name that is not), `keyword` (the name of a keyword argument) and `variable` (a
-    name that is assigned to). Every other word is O. The modules come in the order of a hash of their names, and each
-    gives at most 60 lines; copies are left out. Computed once a machine.
+    name that is assigned to). Every other word is O. The modules come in the order of a hash of their
+    names, and each gives at most 60 lines; copies are left out. Computed once a machine.
 
     Returns:
         train, validation and test with the columns `tokens` (list of strings) and `tags` (list of
@@ -141,9 +141,8 @@ def _entities(tree: ast.Module) -> dict[_Place, tuple[str, _Place]]:
     for node in ast.walk(tree):  # parents go before their children, and the first type of a place stays
         if isinstance(node, ast.Call):
             dotted(node.func, "call")
-            for keyword in node.keywords:
-                if keyword.arg:
-                    add("keyword", keyword.lineno, keyword.col_offset, len(keyword.arg.encode()))
+        elif isinstance(node, ast.keyword) and node.arg:
+            add("keyword", node.lineno, node.col_offset, len(node.arg.encode()))
         elif isinstance(node, ast.Attribute):
             dotted(node, "attribute")
         elif isinstance(node, ast.arg):
