@@ -152,7 +152,7 @@ class TokenClassification(Task[TokenClassificationSettings]):
         loaded = DatasetDict({split: rows.as_dataset(self.classes) for split, rows in read.items()})
         if "train" in loaded:
             strata = np.zeros(len(loaded["train"]), dtype=np.int64)
-            loaded = sources.hold_out(loaded, data.validation_fraction, strata)
+            loaded = sources.hold_out(loaded, data, strata)
         loaded = sources.first_rows(loaded, data)
         if "train" in loaded:
             self._learn_baseline(loaded["train"])
@@ -271,7 +271,7 @@ class TokenClassification(Task[TokenClassificationSettings]):
             "from transformers import pipeline\n\n"
             'words = ["def", "join", "(", "path", ",", "*", "paths", ")", ":"]\n'
             f'tag = pipeline("token-classification", model=FOLDER, aggregation_strategy="{strategy}")\n'
-            "for found in tag(words, is_split_into_words=True):\n"
+            "for found in tag([words], is_split_into_words=True)[0]:\n"
             '    print(found["word"], found.get("entity_group") or found["entity"], found["score"])\n'
         )
 

@@ -1,0 +1,201 @@
+"""Token classification as its users meet it: files, a trained model, its card, two processes and ZeRO-3."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, pipeline
+
+from recipes.token_classification import build, main
+from tests import launch
+from tests.recipes.seq2seq_runs import predictions, results, write
+
+RECIPE = "token_classification"
+# A name after "in" is a place, elsewhere a person: the word alone does not say which.
+NAMES = ("Paris", "Virginia", "Austin", "Chelsea", "Florence")
+ROWS = [
+    row
+    for name in NAMES
+    for row in (
+        ([name, "Lee", "is", "old"], ["B-PER", "I-PER", "O", "O"]),
+        (["she", "lives", "in", name, "now"], ["O", "O", "O", "B-LOC", "O"]),
+        (["the", "file", "is", "in", name], ["O", "O", "O", "O", "B-LOC"]),
+        ([name, "reads", "the", "file"], ["B-PER", "O", "O", "O"]),
+    )
+] * 3
+SHORT = (
+    "--max_length=32",
+    "--max_tokens_per_device=256",
+    "--tokens_per_step=256",
+    "--logging_steps=1",
+    "--save_strategy=no",
+    "--eval_strategy=no",
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write(folder / "train.jsonl", [{"tokens": words, "ner_tags": tags} for words, tags in ROWS])
+    write(folder / "dev.jsonl", [{"tokens": words, "ner_tags": tags} for words, tags in ROWS[:20]])
+    write(folder / "test.jsonl", [{"tokens": words} for words, _ in ROWS[:7]])
+    sentences = ["".join(f"{word}\t{tag}\n" for word, tag in zip(*row, strict=True)) for row in ROWS[:20]]
+    (folder / "dev.conll").write_text("\n".join(sentences))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(files, tmp_path_factory):
+    """A model trained on the files, and its results."""
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    flags = [f"--train_file={files}/train.jsonl", f"--validation_file={files}/dev.jsonl"]
+    return folder, results(main, *SHORT, *flags, "--max_steps=60", "--learning_rate=3e-3", output_dir=folder)
+
+
+def test_results(trained):
+    folder, found = trained
+    for name in ("f1", "precision", "recall", "f1_LOC", "f1_PER", "accuracy", "f1_baseline", "loss"):
+        assert isinstance(found[f"eval_{name}"], float), name
+    # Each name is as often B-PER as B-LOC, and the smaller id, B-LOC, wins: 10 of 20 entities are found
+    # (those of LOC), and of PER none.
+    assert found["eval_f1_baseline"] < 0.7
+    assert found["eval_f1"] > 0.95
+    config = json.loads((folder / "config.json").read_text())
+    assert config["id2label"] == {"0": "B-LOC", "1": "B-PER", "2": "I-PER", "3": "O"}
+
+
+def test_the_saved_model_runs_in_a_pipeline(trained, capsys):
+    tag = pipeline("token-classification", model=str(trained[0]), aggregation_strategy="first", device="cpu")
+    rows = [["Paris", "Lee", "is", "old"], ["she", "lives", "in", "Paris", "now"]]
+    person, place = tag(rows, is_split_into_words=True)
+    assert [(one["entity_group"], one["word"].strip()) for one in person] == [("PER", "Paris Lee")]
+    assert [(one["entity_group"], one["word"].strip()) for one in place] == [("LOC", "Paris")]
+    assert {one["entity_group"] for one in tag("she lives in Austin now")} == {"LOC"}
+    card = (trained[0] / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0]
+    capsys.readouterr()
+    exec(code, {"FOLDER": str(trained[0])})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and all(line.split()[-2] in ("PER", "LOC") for line in lines)
+
+
+def test_eval_and_predict_alone(trained, files, tmp_path):
+    """The same sentences as CoNLL, in other batches."""
+    folder, found = trained
+    again = results(
+        main,
+        *SHORT,
+        f"--model_name_or_path={folder}",
+        "--do_eval",
+        "--do_predict",
+        "--max_tokens_per_device=64",
+        f"--validation_file={files}/dev.conll",
+        f"--test_file={files}/test.jsonl",
+        output_dir=tmp_path / "again",
+    )
+    assert again["eval_loss"] == pytest.approx(found["eval_loss"], rel=1e-5)
+    assert again["eval_f1"] == found["eval_f1"]
+    lines = predictions(tmp_path / "again")
+    assert [line["row"] for line in lines] == list(range(7))
+    assert [line["tokens"] for line in lines] == [words for words, _ in ROWS[:7]]
+    assert [line["tags"] for line in lines] == [tags for _, tags in ROWS[:7]]
+
+
+def test_ten_steps_equal_the_stock_trainer(files, tmp_path):
+    settings = {
+        "train_file": f"{files}/train.jsonl",
+        "validation_file": f"{files}/dev.jsonl",
+        "batching": "examples",
+        "window": 1,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 10,
+        "max_length": 32,
+        "logging_steps": 1,
+        "dropout": 0.0,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "do_train": True,
+    }
+    ours = build(**settings, output_dir=str(tmp_path / "ours"), dump_batches=str(tmp_path / "batches.jsonl"))
+    ours.run()
+    losses = [entry["loss"] for entry in ours.trainer.state.log_history if "loss" in entry]
+    again = build(**settings, output_dir=str(tmp_path / "again"))
+    keys = [json.loads(line) for line in (tmp_path / "batches.jsonl").read_text().splitlines()]
+    order = [row for key in keys for row in key["rows"]][:40]
+    arguments = again.trainer.args
+    stock = Trainer(
+        model=again.model,
+        args=TrainingArguments(
+            output_dir=str(tmp_path / "stock"),
+            per_device_train_batch_size=4,
+            max_steps=10,
+            learning_rate=arguments.learning_rate,
+            weight_decay=arguments.weight_decay,
+            warmup_steps=arguments.warmup_steps,
+            train_sampling_strategy="sequential",
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=again.datasets["train"].select(order),
+        data_collator=DataCollatorForTokenClassification(again.tokenizer),
+        processing_class=again.tokenizer,
+    )
+    stock.train()
+    expected = [entry["loss"] for entry in stock.state.log_history if "loss" in entry]
+    assert losses == pytest.approx(expected, rel=1e-6)
+    assert len(losses) == 10 and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--train_file={files}/train.jsonl", "--tags_column=ner_tag"], "did you mean ner_tags"),
+        (["--train_file={files}/test.jsonl"], "--tags_column"),
+        (["--train_file={files}/train.jsonl", "--tag_scheme=iob"], "--tag_scheme"),
+        (["--train_file={files}/train.jsonl", "--max_length=2"], "--max_length 2"),
+    ],
+)
+def test_faults_are_one_line(flags, expected, files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert launch.call(main, *(flag.format(files=files) for flag in flags)) != 0
+    assert expected in launch.only_error(capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["none", "zero2", "zero3"])
+def test_two_processes_score_a_model_as_one(preset, trained, files, tmp_path):
+    folder, found = trained
+    two = launch.run(
+        RECIPE,
+        *SHORT,
+        f"--model_name_or_path={folder}",
+        "--do_eval",
+        f"--validation_file={files}/dev.jsonl",
+        f"--preset={preset}",
+        output_dir=tmp_path / "two",
+        nproc=2,
+    )
+    assert two["world_size"] == 2
+    for name in ("f1", "precision", "recall", "accuracy"):
+        assert two[f"eval_{name}"] == pytest.approx(found[f"eval_{name}"], abs=1e-9), name
+    assert two["eval_loss"] == pytest.approx(found["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_train_with_zero3(files, tmp_path):
+    flags = [*SHORT, f"--train_file={files}/train.jsonl", "--max_steps=3", "--preset=zero3"]
+    found = launch.run(RECIPE, *flags, output_dir=tmp_path / "out", nproc=2)
+    assert (found["engine"], found["world_size"]) == ("deepspeed-zero3", 2)
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_built_in_data_beats_its_baseline(tmp_path):
+    found = launch.run(RECIPE, output_dir=tmp_path / "out")
+    assert found["eval_f1"] > found["eval_f1_baseline"] + 0.3
