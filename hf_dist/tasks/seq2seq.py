@@ -320,20 +320,30 @@ class Seq2Seq(Task[S]):
             generation_config=self.generation_config(model.generation_config),
             synced_gpus=synced,
         )
-        return self._texts(tokens)
+        return self.texts(tokens)
 
     def predict(self, outputs: Any, batch: Mapping[str, Any]) -> list[str]:
         """The likeliest token at each position of the given targets, as text: what a loss can see."""
         tokens = outputs["logits"].argmax(dim=-1)
-        if self._decoder is not None and "labels" in batch:
-            tokens = tokens.masked_fill(batch["labels"] == IGNORED, self._decoder.pad_token_id)
-        return self._texts(tokens)
+        if "labels" in batch:
+            tokens = tokens.masked_fill(batch["labels"] == IGNORED, self.pad_token_id)
+        return self.texts(tokens)
 
-    def _texts(self, tokens: Tensor) -> list[str]:
+    def texts(self, tokens: Tensor) -> list[str]:
+        """Rows of token ids as texts, without special tokens."""
+        texts = self._known_tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+    @property
+    def pad_token_id(self) -> int:
+        """The tokenizer's."""
+        return self._known_tokenizer.pad_token_id
+
+    @property
+    def _known_tokenizer(self) -> PreTrainedTokenizerBase:
         if self._decoder is None:
             raise RuntimeError(f"{type(self).__name__}.encode must be called before generate")
-        texts = self._decoder.batch_decode(tokens, skip_special_tokens=True)
-        return [text.strip() for text in texts]
+        return self._decoder
 
     def score(self, predictions: Sequence[str], dataset: Dataset) -> dict[str, float]:
         """The task's scores, the best metric of a baseline, and the mean number of words of a prediction."""

@@ -7,7 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from datasets import Dataset, DatasetDict
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_dist.config import DataConfig, ModelConfig, option
@@ -60,6 +62,7 @@ class Translation(Seq2Seq[TranslationSettings]):
         super().__init__(settings, pad_to_multiple_of=pad_to_multiple_of)
         self.pair: tuple[str | None, str | None] = (self.settings.source_lang, self.settings.target_lang)
         self._codes: dict[str, str] = {}
+        self._marks: frozenset[int] = frozenset()
 
     # ---- Data ----
 
@@ -152,6 +155,7 @@ class Translation(Seq2Seq[TranslationSettings]):
                 )
             self._codes[name] = _code_of(language, known, flag)
             setattr(tokenizer, name, self._codes[name])
+        self._marks = frozenset(known.values())
         code = known[self._codes["tgt_lang"]]
         # mBART and PLBart begin a translation with the language as start token, the others force it after.
         starts = type(tokenizer).__name__.startswith(("MBartTokenizer", "PLBart"))
@@ -160,6 +164,13 @@ class Translation(Seq2Seq[TranslationSettings]):
     def languages(self) -> dict[str, str]:
         """`src_lang`, and `tgt_lang`, of a multilingual tokenizer."""
         return dict(self._codes)
+
+    def texts(self, tokens: Tensor) -> list[str]:
+        """Also without languages, which M2M100 doesn't always count as special (transformers 5.24)."""
+        if self._marks:
+            marks = torch.tensor(sorted(self._marks), device=tokens.device)
+            tokens = tokens.masked_fill(torch.isin(tokens, marks), self.pad_token_id)
+        return super().texts(tokens)
 
     # ---- Scores ----
 
