@@ -26,6 +26,8 @@ from hf_dist.batching.sampler import BatchKey, PlannedBatch
 from hf_dist.errors import CheckpointError, ConfigError, DataError
 
 BUFFER_ROWS = 4096
+# Steps whose beginning can be returned to.
+_REMEMBERED = 3
 
 
 def _tokens(example: Mapping[str, Any]) -> int:
@@ -91,6 +93,7 @@ class StreamBatches(IterableDataset[PlannedBatch]):
         self._arrived = 0
         self._arrived_before_pass = 0
         self._buffer: list[tuple[int, int, Any]] = []
+        self._before_step: dict[int, dict[str, Any]] = {}
 
     def __len__(self) -> int:
         """Micro-batches of the whole run."""
@@ -106,6 +109,8 @@ class StreamBatches(IterableDataset[PlannedBatch]):
         while self._done < len(self):
             while len(self._buffer) < self._buffer_rows:
                 self._buffer.append(next(rows))
+            if self._done % self.accumulation_steps == 0:
+                self._remember(self._done // self.accumulation_steps)
             batch = self._take()
             # Counted before it is handed out: the state is that after this micro-batch.
             self._done += 1
@@ -124,6 +129,26 @@ class StreamBatches(IterableDataset[PlannedBatch]):
             "rank": self._rank,
             "size": self._size,
         }
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(pass over the stream, optimizer step) of the next micro-batch."""
+        return self._pass, self._done // self.accumulation_steps
+
+    def _remember(self, step: int) -> None:
+        self._before_step[step] = self.state_dict()
+        for old in [known for known in self._before_step if known <= step - _REMEMBERED]:
+            del self._before_step[old]
+
+    def state_at(self, step: int) -> dict[str, Any]:
+        """The state before the first micro-batch of optimizer step `step`, one of the last few.
+
+        A loader reads ahead of what is trained (accelerate 1.15: one batch), so a checkpoint must not take
+        the newest state.
+        """
+        if self._done == step * self.accumulation_steps:
+            return self.state_dict()
+        return self._before_step[step]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state_dict` was taken; the stream is not read again from its start.

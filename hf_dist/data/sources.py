@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> DatasetDict:
     """Loads the raw splits that `data` names: some of `train`, `validation` and `test`.
 
-    A file for a split replaces that split of a data set. Nothing is checked but that it can be read.
+    A file for a split replaces that split of a data set. Nothing is checked but that it can be read. Where
+    the training data is to be streamed, `train` holds its first rows only, to find columns and classes in.
 
     Args:
         data: the configuration; without data set and files, `builtin` is called.
@@ -29,6 +30,12 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
     Raises:
         DataError: a file or data set that can't be read.
     """
+    if data.streaming:
+        # Streams stand on this module.
+        from hf_dist.data.streams import first_of_stream, load_stream
+
+        stream, others = load_stream(data, builtin)
+        return DatasetDict({"train": first_of_stream(stream), **others})
     files = files_by_split(data)
     if data.dataset_name is None and not files:
         return builtin()
@@ -84,7 +91,7 @@ def named_folder(data: DataConfig) -> str:
     return data.dataset_name
 
 
-def hold_out(splits: DatasetDict, fraction: float, strata: np.ndarray) -> DatasetDict:
+def hold_out(splits: DatasetDict, data: DataConfig, strata: np.ndarray) -> DatasetDict:
     """Splits a validation set off the training rows where there is none.
 
     The choice depends on the labels and the number of rows alone. Every stratum gives its share, rounded,
@@ -92,14 +99,15 @@ def hold_out(splits: DatasetDict, fraction: float, strata: np.ndarray) -> Datase
 
     Args:
         splits: with `train`; returned as it is where it also has `validation`.
-        fraction: share of the rows held out.
+        data: `validation_fraction` is the share of the rows held out; none are of a stream.
         strata: (rows,) class of each training row, for shares that are the same in both splits.
 
     Raises:
         DataError: too few rows.
     """
-    if "train" not in splits or "validation" in splits:
+    if "train" not in splits or "validation" in splits or data.streaming:
         return splits
+    fraction = data.validation_fraction
     order = np.random.default_rng(0).permutation(len(strata))
     order = order[np.argsort(strata[order], kind="stable")]
     groups = np.split(order, np.flatnonzero(np.diff(strata[order])) + 1)

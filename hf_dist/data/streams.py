@@ -29,6 +29,14 @@ from hf_dist.errors import DataError
 _SHOWN_ROWS = 1_000
 
 
+def first_of_stream(stream: IterableDataset) -> Dataset:
+    """The first rows of a stream as a data set with the stream's features."""
+    rows = list(stream.take(_SHOWN_ROWS))
+    if not rows:
+        raise DataError("--streaming: the training data has no rows; give a file with some")
+    return Dataset.from_list(rows, features=stream.features)
+
+
 def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[IterableDataset, DatasetDict]:
     """Opens the training split that `data` names as a stream, and loads its other splits.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,18 @@ from hf_dist.data.progress import progress_bars
 # Part of the cache's key: raise it when the same rows would be tokenised differently.
 _TOKENISING = 2
 _CUT = "truncated"
+
+_IN_MEMORY: ContextVar[bool] = ContextVar("in_memory", default=False)
+
+
+@contextmanager
+def in_memory() -> Iterator[None]:
+    """Within it `encode_rows` encodes in this process and caches nothing: for the chunks of a stream."""
+    token = _IN_MEMORY.set(True)
+    try:
+        yield
+    finally:
+        _IN_MEMORY.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +115,9 @@ def encode_rows(
         data: `preprocessing_num_workers` and `overwrite_cache`.
         key: JSON-serialisable settings that the result depends on.
     """
+    if _IN_MEMORY.get():
+        # As `map` does it: what a function makes of no rows still has its columns.
+        return Dataset.from_dict(function(rows[:]))
     named = key_of(
         _TOKENISING,
         [datasets.__version__, transformers.__version__],

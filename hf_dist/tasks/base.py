@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from datasets import Dataset, DatasetDict
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -44,6 +45,19 @@ class Task(Generic[S]):
         self._padding: Padding | None = None
         self._forward_takes: frozenset[str] | None = None
 
+    # ---- Data ----
+
+    def builtin_splits(self) -> DatasetDict:
+        """The raw splits of a recipe that is given no data."""
+        raise NotImplementedError
+
+    def convert(self, rows: Dataset, split: str) -> Dataset:
+        """Raw rows in the task's own columns; `load` has run, and found what it needs to know.
+
+        A task that streams its training rows gets them in chunks here.
+        """
+        raise NotImplementedError
+
     # ---- Tokenizer and model ----
 
     def builtin_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -82,6 +96,12 @@ class Task(Generic[S]):
         check_fit(tokenizer, config, max_length=max_length, pad_to_multiple_of=self.pad_to_multiple_of)
         self._forward_takes = forward_parameters(config, self.auto_class)
         return config
+
+    def encode(
+        self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig
+    ) -> tuple[DatasetDict, dict[str, int]]:
+        """Tokenises what `load` returned; gives how many rows of each split were truncated, too."""
+        raise NotImplementedError
 
     # ---- Batches ----
 

@@ -27,7 +27,7 @@ from hf_dist.data.tokenizing import count_true, encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.causal_encoding import Conversations, PromptAnswers, TextPieces
-from hf_dist.tasks.causal_forms import Form, find_form, read_form
+from hf_dist.tasks.causal_forms import CausalColumns, Form, find_form, read_form
 from hf_dist.tasks.items import TokenItems
 from hf_dist.tasks.language_scores import IGNORED, RowSums, record_of, row_sums, score_sums, unigram_nll
 from hf_dist.tasks.pretrained import load_tokenizer
@@ -78,6 +78,7 @@ class CausalLM(Task[CausalLMSettings]):
     def __init__(self, settings: CausalLMSettings | None = None, *, pad_to_multiple_of: int = 1) -> None:
         super().__init__(settings, pad_to_multiple_of=pad_to_multiple_of)
         self.form: Form = "text"
+        self._columns: CausalColumns | None = None
         self._block = 0
         self._pad_token_id = 0
         self._tokenizer: PreTrainedTokenizerBase | None = None
@@ -93,17 +94,30 @@ class CausalLM(Task[CausalLMSettings]):
         Raises:
             DataError: something is wrong with a file, a column or a row.
         """
-        splits = sources.load_splits(data, docstring_texts)
-        columns = find_form(splits, self.settings)
-        self.form = columns.form
+        splits = sources.load_splits(data, self.builtin_splits)
+        self._columns = find_form(splits, self.settings)
+        self.form = self._columns.form
         if self.settings.block_size and self.form != "text":
             raise ConfigError("--block_size cuts plain text; for prompts and conversations give --max_length")
         self._block = self.settings.block_size or data.max_length
-        found = DatasetDict({split: read_form(rows, columns, split=split) for split, rows in splits.items()})
+        found = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
         if "train" in found:
             strata = np.zeros(len(found["train"]), dtype=np.int64)
-            found = sources.hold_out(found, data.validation_fraction, strata)
+            found = sources.hold_out(found, data, strata)
         return sources.first_rows(found, data)
+
+    def builtin_splits(self) -> DatasetDict:
+        """The documentation of the Python that runs."""
+        return docstring_texts()
+
+    def convert(self, rows: Dataset, split: str) -> Dataset:
+        """Raw rows as texts, prompts or conversations.
+
+        Raises:
+            DataError: something is missing in a row, or of another kind.
+        """
+        assert self._columns is not None
+        return read_form(rows, self._columns, split=split)
 
     def builtin_tokenizer(self) -> PreTrainedTokenizerBase:
         """Byte-level BPE with an end-of-text token and a chat template."""

@@ -74,26 +74,36 @@ class MaskedLM(Task[MaskedLMSettings]):
             DataError: something is wrong with a file or a column.
         """
         self._max_length = data.max_length
-        splits = sources.load_splits(data, docstring_texts)
-        found = DatasetDict()
-        for split, rows in splits.items():
-            column = sources.find_column(
-                rows.column_names, self.settings.text_column, TEXT_COLUMNS, flag="text_column"
-            )
-            blank = checks.check_text(rows, column, split=split)
-            texts = rows.select_columns([column])
-            if column != "text":
-                texts = texts.rename_column(column, "text")
-            if blank:
-                logger.info("%s: %d blank texts are left out", split, blank)
-                texts = texts.select([at for at, text in enumerate(texts["text"]) if text.strip()])
-            if len(texts) == 0:
-                raise DataError(f"column {column} of the {split} data is blank in every row; expected text")
-            found[split] = texts
+        splits = sources.load_splits(data, self.builtin_splits)
+        found = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
         if "train" in found:
             strata = np.zeros(len(found["train"]), dtype=np.int64)
-            found = sources.hold_out(found, data.validation_fraction, strata)
+            found = sources.hold_out(found, data, strata)
         return sources.first_rows(found, data)
+
+    def builtin_splits(self) -> DatasetDict:
+        """The documentation of the Python that runs."""
+        return docstring_texts()
+
+    def convert(self, rows: Dataset, split: str) -> Dataset:
+        """The texts of raw rows that are not blank.
+
+        Raises:
+            DataError: there is no text column, or a text is missing.
+        """
+        column = sources.find_column(
+            rows.column_names, self.settings.text_column, TEXT_COLUMNS, flag="text_column"
+        )
+        blank = checks.check_text(rows, column, split=split)
+        texts = rows.select_columns([column])
+        if column != "text":
+            texts = texts.rename_column(column, "text")
+        if blank:
+            logger.info("%s: %d blank texts are left out", split, blank)
+            texts = texts.select([at for at, text in enumerate(texts["text"]) if text.strip()])
+        if len(texts) == 0:
+            raise DataError(f"column {column} of the {split} data is blank in every row; expected text")
+        return texts
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> PretrainedConfig:
         """The config of the named model, or of the built-in one.

@@ -15,7 +15,7 @@ from hf_dist.data.tokenizing import tokenise
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import ExampleItems
 from hf_dist.tasks.pretrained import classes_of, load_config
-from hf_dist.tasks.text_columns import TextClassificationSettings, check_texts, find_columns
+from hf_dist.tasks.text_columns import Columns, TextClassificationSettings, check_texts, find_columns
 from hf_dist.tasks.text_targets import SingleLabel, Target, find_target
 
 
@@ -42,6 +42,7 @@ class TextClassification(Task[TextClassificationSettings]):
         self.target: Target = SingleLabel((), "")
         self.constant: Any = None
         self._max_length: int | None = None
+        self._columns: Columns | None = None
 
     @property
     def items(self) -> ExampleItems:
@@ -66,24 +67,37 @@ class TextClassification(Task[TextClassificationSettings]):
             ConfigError: the named model has no readable config.
         """
         self._max_length = data.max_length
-        splits = sources.load_splits(data, builtin.docstring_modules)
-        columns = find_columns(splits, self.settings)
-        check_texts(splits, columns)
+        splits = sources.load_splits(data, self.builtin_splits)
+        self._columns = columns = find_columns(splits, self.settings)
         known = classes_of(load_config(model)) if model.model_name_or_path is not None else ()
         self.target = find_target(splits, columns, known, self.settings)
-        loaded = DatasetDict()
-        for split, rows in splits.items():
-            loaded[split] = rows.select_columns(list(columns.texts)).rename_columns(
-                {theirs: ours for theirs, ours in columns.texts.items() if theirs != ours}
-            )
-            labelled = self.target.values(rows, split)
-            if labelled is not None:
-                loaded[split] = loaded[split].add_column("labels", labelled[0], feature=labelled[1])
+        loaded = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
         if "train" in loaded:
             strata = self.target.strata(loaded["train"])
-            loaded = sources.hold_out(loaded, data.validation_fraction, strata)
+            loaded = sources.hold_out(loaded, data, strata)
         loaded = sources.first_rows(loaded, data)
         self.constant = self.target.constant(loaded["train"]) if "train" in loaded else None
+        return loaded
+
+    def builtin_splits(self) -> DatasetDict:
+        """Docstrings and the modules they come from."""
+        return builtin.docstring_modules()
+
+    def convert(self, rows: Dataset, split: str) -> Dataset:
+        """`text`, `text_pair` and `labels` of raw rows.
+
+        Raises:
+            DataError: a text or a label is missing, or of another kind.
+        """
+        assert self._columns is not None
+        check_texts(rows, self._columns, split=split)
+        texts = self._columns.texts
+        loaded = rows.select_columns(list(texts)).rename_columns(
+            {theirs: ours for theirs, ours in texts.items() if theirs != ours}
+        )
+        labelled = self.target.values(rows, split)
+        if labelled is not None:
+            loaded = loaded.add_column("labels", labelled[0], feature=labelled[1])
         return loaded
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> PretrainedConfig:

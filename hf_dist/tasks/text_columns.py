@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 
 from hf_dist.config import at_least, option
 from hf_dist.data import labels, sources
@@ -131,14 +131,13 @@ def _find_labels(there: list[str], settings: TextClassificationSettings, *, need
     return (sources.find_column(there, settings.label_column, LABEL_COLUMNS, flag="label_column"),)
 
 
-def check_texts(splits: DatasetDict, columns: Columns) -> None:
+def check_texts(rows: Dataset, columns: Columns, *, split: str) -> None:
     """Checks that every row has its texts; blank ones are kept and counted.
 
     Raises:
         DataError: a text is missing, or no text.
     """
-    for split, rows in splits.items():
-        for column in columns.texts:
-            blank = labels.check_text(rows, column, split=split)
-            if blank:
-                logger.warning("%s: %d rows with a blank %s are kept", split, blank, column)
+    for column in columns.texts:
+        blank = labels.check_text(rows, column, split=split)
+        if blank:
+            logger.warning("%s: %d rows with a blank %s are kept", split, blank, column)

@@ -33,7 +33,7 @@ def model_card(
     config: RunConfig,
     rows: Mapping[str, int],
     results: Mapping[str, Any],
-    labels: Mapping[int, str] | None,
+    labels: Mapping[Any, str] | None,
 ) -> str:
     """The text of the card.
 

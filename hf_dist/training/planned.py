@@ -166,8 +166,14 @@ class PlannedTrainer(Trainer):
             in_order=self.args.dataloader_in_order,
             worker_init_fn=seeds if training else None,
         )
-        # `accelerator.prepare` would shard the batches among the ranks once more (accelerate 1.15); as
-        # the one process of one it leaves them alone.
+        return self._prepare_loader(loader)
+
+    def _prepare_loader(self, loader: DataLoader) -> DataLoader:
+        """Moves batches to the device.
+
+        `accelerator.prepare` would shard the batches among the ranks once more (accelerate 1.15); as the one
+        process of one it leaves them alone.
+        """
         return prepare_data_loader(
             loader,
             device=self.accelerator.device,
@@ -175,6 +181,8 @@ class PlannedTrainer(Trainer):
             process_index=0,
             put_on_device=True,
             rng_types=None,
+            # Of a stream rank 0's batches would be sent to all others.
+            dispatch_batches=False,
             non_blocking=self.accelerator.non_blocking,
         )
 

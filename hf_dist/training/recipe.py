@@ -160,7 +160,7 @@ class Recipe:
             config=self.config,
             rows={split: len(rows) for split, rows in self.datasets.items() if hasattr(rows, "__len__")},
             results=results,
-            labels=self.model.config.id2label if kinds else None,
+            labels=dict(self.model.config.id2label or {}) if kinds else None,
         )
         (self.output_dir / CARD_FILE).write_text(card, encoding="utf-8")
 

@@ -32,6 +32,7 @@ from transformers import (
 from hf_dist.batching.cost import attention_weight
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
+from hf_dist.batching.stream import StreamBatches
 from hf_dist.config import RunConfig
 from hf_dist.errors import ConfigError, DataError, exit_on_error
 from hf_dist.tasks.items import TokenItems
@@ -45,6 +46,7 @@ from hf_dist.training.initial_model import load_model, set_dropout
 from hf_dist.training.recipe import Recipe, RecipeTask
 from hf_dist.training.spec import PackingTask
 from hf_dist.training.steps import make_plan, planned_arguments, row_lengths, total_steps
+from hf_dist.training.stream_data import check_streaming, make_stream
 from hf_dist.training.trainer import ExactTrainer
 
 logger = logging.getLogger("hf_dist")
@@ -125,6 +127,7 @@ class _Prepared:
     model_config: PretrainedConfig
     datasets: dict[str, Any]
     plan: Plan | None
+    stream: StreamBatches | None
     planned_arguments: dict[str, Any]
     report: PlanReport | None
     world_size: int
@@ -142,6 +145,11 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     engines.prepare_environment(config.engine.preset)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
 
+    streams = config.data.streaming and bool(arguments.get("do_train"))
+    if streams:
+        check_streaming(task_class, config)
+    elif config.data.streaming:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, streaming=False))
     raw = task.load(config.data, config.model)
     for mode, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
         if arguments.get(mode) and split not in raw:
@@ -161,27 +169,23 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
                 config.data.max_length,
             )
     splits: dict[str, Any] = dict(encoded)
-    if arguments.get("do_train") and isinstance(task, PackingTask):
-        splits["train"] = task.pack(encoded["train"], config.batching, seed=task.seed) or encoded["train"]
-    plan = None
-    if arguments.get("do_train"):
-        plan = make_plan(
+    plan, stream, report, planned = None, None, None, {}
+    if streams:
+        stream = make_stream(
+            task,
             config,
-            row_lengths(
-                splits["train"],
-                with_labels=model_config.is_encoder_decoder and isinstance(task.items, TokenItems),
-            ),
+            tokenizer,
+            data_parallel_rank=int(os.environ.get("RANK", "0")),
             data_parallel_size=world_size,
-            attention_weight=attention_weight(model_config),
         )
-        if plan.dropped:
-            logger.info("%d training examples are longer than the cap and were dropped", plan.dropped)
-    planned = planned_arguments(plan, config, world_size) if plan is not None else {}
-    report = None
-    if plan is not None:
-        report = PlanReport.of(plan, world_size, planned["gradient_accumulation_steps"])
-        if not config.training.dry_run:
-            logger.info("\n".join(report.lines()))
+        planned = {
+            "gradient_accumulation_steps": stream.accumulation_steps,
+            "per_device_train_batch_size": 1,
+            # The stream itself goes on where the checkpoint was taken.
+            "ignore_data_skip": True,
+        }
+    elif arguments.get("do_train"):
+        plan, report, planned = _plan(task, config, splits, model_config, world_size)
     refuse_conflicts(
         config.engine.preset, {**arguments, **planned}, optim_from_json=config.engine.optim_from_json
     )
@@ -192,10 +196,37 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         model_config=model_config,
         datasets=splits,
         plan=plan,
+        stream=stream,
         planned_arguments=planned,
         report=report,
         world_size=world_size,
     )
+
+
+def _plan(
+    task: RecipeTask,
+    config: RunConfig,
+    splits: dict[str, Any],
+    model_config: PretrainedConfig,
+    world_size: int,
+) -> tuple[Plan, PlanReport, dict[str, Any]]:
+    """Plans the training rows (packed ones, if the task packs: `splits` is changed); says what came of it."""
+    if isinstance(task, PackingTask):
+        splits["train"] = task.pack(splits["train"], config.batching, seed=task.seed) or splits["train"]
+    both = getattr(model_config, "is_encoder_decoder", False) and isinstance(task.items, TokenItems)
+    plan = make_plan(
+        config,
+        row_lengths(splits["train"], with_labels=both),
+        data_parallel_size=world_size,
+        attention_weight=attention_weight(model_config),
+    )
+    if plan.dropped:
+        logger.info("%d training examples are longer than the cap and were dropped", plan.dropped)
+    planned = planned_arguments(plan, config, world_size)
+    report = PlanReport.of(plan, world_size, planned["gradient_accumulation_steps"])
+    if not config.training.dry_run:
+        logger.info("\n".join(report.lines()))
+    return plan, report, planned
 
 
 def _print_dry_run(prepared: _Prepared) -> None:
@@ -235,7 +266,9 @@ def _assemble(prepared: _Prepared) -> Recipe:
         args=arguments,
         task=task,
         plan=plan,
-        train_dataset=prepared.datasets["train"] if plan is not None else None,
+        stream=prepared.stream,
+        # Of a stream these are its first rows, which show what the loss is.
+        train_dataset=prepared.datasets["train"] if arguments.do_train else None,
         eval_dataset=prepared.datasets.get("validation"),
         processing_class=prepared.tokenizer,
         max_tokens_per_device=config.batching.max_tokens_per_device,

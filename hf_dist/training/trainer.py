@@ -7,6 +7,7 @@ reaches the backward pass, for every kind of head.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 from hf_dist.batching.plan import Plan, TokenBatching
-from hf_dist.batching.sampler import BATCH_KEY, BatchKey, PlannedBatchSampler
+from hf_dist.batching.sampler import BATCH_KEY, BatchKey, PlannedBatchSampler, PlannedCollator
+from hf_dist.batching.stream import StreamBatches
 from hf_dist.config import Normalization
 from hf_dist.errors import ConfigError, DataError, EngineError
 from hf_dist.training.batch_log import BatchLog
@@ -36,7 +38,8 @@ class ExactTrainer(EvaluatingTrainer):
             a step is cut, at least as many as the plan needs on this many ranks.
         task: What is trained.
         plan: The steps, or None for evaluation and prediction only.
-        train_dataset: The rows that the plan numbers.
+        stream: Instead of a plan, micro-batches of rows that are read as the run goes.
+        train_dataset: The rows that the plan numbers; some rows, to probe the loss on, beside a stream.
         max_tokens_per_device: Hard cap on the computed tokens of a forward pass in evaluation.
         pad_to_multiple_of: Rows are padded to a multiple of this many tokens (by the task's collator).
         loss_normalization: "step" divides by the step's own items; "mean" by the plan's mean items a
@@ -64,6 +67,7 @@ class ExactTrainer(EvaluatingTrainer):
         args: TrainingArguments,
         task: TaskSpec,
         plan: Plan | None,
+        stream: StreamBatches | None = None,
         train_dataset: Any = None,
         max_tokens_per_device: int,
         pad_to_multiple_of: int = 1,
@@ -73,6 +77,7 @@ class ExactTrainer(EvaluatingTrainer):
         **others: Any,
     ) -> None:
         self.plan = plan
+        self.stream = stream
         self.counters = TokenCounters()
         self._sampler: PlannedBatchSampler | None = None
         self._throughput: dict[str, float] = {}
@@ -125,6 +130,8 @@ class ExactTrainer(EvaluatingTrainer):
         Raises:
             DataError: If there is no plan.
         """
+        if self.stream is not None:
+            return self._stream_loader(self.stream)
         if self.plan is None:
             raise DataError("there is no plan to train by; build one from the training data's lengths")
         self._sampler = sampler = PlannedBatchSampler(
@@ -134,6 +141,17 @@ class ExactTrainer(EvaluatingTrainer):
             accumulation_steps=self.args.gradient_accumulation_steps,
         )
         return self._make_loader(self.train_dataset, sampler, "Training", training=True)
+
+    def _stream_loader(self, stream: StreamBatches) -> DataLoader:
+        first: Any = self.train_dataset
+        _, collate = self._without_unused_columns([first[0]])
+        loader: DataLoader = DataLoader(
+            stream,
+            batch_size=None,
+            collate_fn=PlannedCollator(collate, functools.partial(count_or_zero, self.task.items)),  # type: ignore[arg-type]
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return self._prepare_loader(loader)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Mean rows of an optimizer step (what the Trainer reports samples a second by)."""
@@ -152,6 +170,10 @@ class ExactTrainer(EvaluatingTrainer):
             self.task.prepare_for(self._network)
         self._probe_loss(self.train_dataset)
         self.counters.reset()
+        if self.stream is not None and resume_from_checkpoint:
+            self.stream.load_state_dict(torch.load(self._stream_file(resume_from_checkpoint)))
+        if self.stream is not None and self._batch_log is not None:
+            self._batch_log.start(*self.stream.position)
         if self.plan is not None and self._sampler is not None:
             position = divmod(self.state.global_step, self.plan.steps_per_epoch)
             if not self.args.ignore_data_skip:
@@ -159,6 +181,15 @@ class ExactTrainer(EvaluatingTrainer):
             if self._batch_log is not None:
                 self._batch_log.start(*position)
         return prepared
+
+    def _stream_file(self, checkpoint: str) -> Path:
+        return Path(checkpoint) / f"stream_{self.data_parallel_rank}.pt"
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Saves the position in the stream beside the random state: each rank has its own."""
+        super()._save_rng_state(output_dir)
+        if self.stream is not None and self.args.process_index % self._replicas == 0:
+            torch.save(self.stream.state_at(self.state.global_step), self._stream_file(output_dir))
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Items of the whole step, over all ranks and accumulation steps (a scalar, int64)."""

@@ -67,19 +67,21 @@ def test_a_folder_that_cannot_be_read_as_a_data_set(tmp_path):
 def test_held_out_rows_are_stratified_disjoint_and_the_same_each_time():
     strata = np.repeat([0, 1, 2, 3], [600, 300, 95, 5])
     splits = DatasetDict({"train": Dataset.from_dict({"id": list(range(1000))})})
-    parts = sources.hold_out(splits, 0.1, strata)
+    parts = sources.hold_out(splits, DataConfig(validation_fraction=0.1), strata)
     train, held = parts["train"]["id"][:], parts["validation"]["id"][:]
     assert sorted(train + held) == list(range(1000))
     assert train == sorted(train) and held == sorted(held)
     assert Counter(strata[held].tolist()) == {0: 60, 1: 30, 2: 10}
-    assert sources.hold_out(splits, 0.1, strata)["validation"]["id"][:] == held
+    assert (
+        sources.hold_out(splits, DataConfig(validation_fraction=0.1), strata)["validation"]["id"][:] == held
+    )
 
 
 @pytest.mark.parametrize("counts, held", [([2, 1, 1], 1), ([3, 3], 1), ([1, 1, 1, 7], 1)])
 def test_small_classes_keep_a_training_row(counts, held):
     strata = np.repeat(np.arange(len(counts)), counts)
     splits = DatasetDict({"train": Dataset.from_dict({"id": list(range(len(strata)))})})
-    parts = sources.hold_out(splits, 0.1, strata)
+    parts = sources.hold_out(splits, DataConfig(validation_fraction=0.1), strata)
     assert len(parts["validation"]) == held
     assert set(strata[parts["train"]["id"][:]]) == set(strata)
 
@@ -88,13 +90,13 @@ def test_small_classes_keep_a_training_row(counts, held):
 def test_too_few_rows_to_hold_any_out(strata):
     splits = DatasetDict({"train": Dataset.from_dict({"id": list(range(len(strata)))})})
     with pytest.raises(DataError, match="--validation_file"):
-        sources.hold_out(splits, 0.1, np.array(strata))
+        sources.hold_out(splits, DataConfig(validation_fraction=0.1), np.array(strata))
 
 
 def test_a_validation_split_is_left_alone():
     rows = Dataset.from_dict({"id": [1, 2]})
     splits = DatasetDict({"train": rows, "validation": rows})
-    assert sources.hold_out(splits, 0.5, np.zeros(2)) is splits
+    assert sources.hold_out(splits, DataConfig(validation_fraction=0.5), np.zeros(2)) is splits
 
 
 def test_first_rows():
