@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, List, Value
 
-from hf_dist.config import at_least, option
+from hf_dist.config import DataConfig, at_least, option
 from hf_dist.data import labels, sources
 from hf_dist.errors import DataError, nearest
 
@@ -55,28 +55,21 @@ class QuestionAnsweringSettings:
 
 
 @dataclass(frozen=True)
-class _Columns:
+class QuestionColumns:
+    """Where the data has what the task needs; a test split may have no answers."""
+
     question: str
     context: str
     answers: str | None
     id: str | None
 
 
-def read_splits(splits: DatasetDict, settings: QuestionAnsweringSettings) -> DatasetDict:
-    """Checks the splits and gives them the columns `id`, `question`, `context` and `answers`.
-
-    `answers` is a dict of the lists `text` and `answer_start`, empty where there is none; a test split
-    without answers has no such column.
+def find_columns(splits: DatasetDict, settings: QuestionAnsweringSettings) -> QuestionColumns:
+    """Finds the columns in the first split; the others must have the same.
 
     Raises:
-        DataError: a column isn't there, a question, context or answer is missing or empty, an answer is not
-            at its place, or two rows have one id; with the number of the row.
+        DataError: one isn't there, or two are the same.
     """
-    columns = _find_columns(splits, settings)
-    return DatasetDict({split: _read(rows, columns, split, settings) for split, rows in splits.items()})
-
-
-def _find_columns(splits: DatasetDict, settings: QuestionAnsweringSettings) -> _Columns:
     first = next(split for split in ("train", "validation", "test") if split in splits)
     there = splits[first].column_names
     question = sources.find_column(there, settings.question_column, QUESTION_COLUMNS, flag="question_column")
@@ -103,10 +96,21 @@ def _find_columns(splits: DatasetDict, settings: QuestionAnsweringSettings) -> _
                     f"{first} data has; it has {', '.join(rows.column_names)}"
                 )
     logger.info("columns: %s", ", ".join(chosen))
-    return _Columns(question, context, answers, identity)
+    return QuestionColumns(question, context, answers, identity)
 
 
-def _read(rows: Dataset, columns: _Columns, split: str, settings: QuestionAnsweringSettings) -> Dataset:
+def read_rows(
+    rows: Dataset, columns: QuestionColumns, split: str, settings: QuestionAnsweringSettings
+) -> Dataset:
+    """Checks a split and gives it the columns `id`, `question`, `context` and `answers`.
+
+    `answers` is a dict of the lists `text` and `answer_start`, empty where there is none; a test split
+    without answers has no such column.
+
+    Raises:
+        DataError: a question, context or answer is missing or blank, an answer is not at its place, or two
+            rows have one id; with the number of the row.
+    """
     texts = {
         "question": _texts(rows, columns.question, split, "question_column"),
         "context": _texts(rows, columns.context, split, "context_column"),
@@ -248,19 +252,19 @@ def _problem(context: str, answers: Mapping[str, list[Any]]) -> str | None:
     return None
 
 
-def hold_out_contexts(splits: DatasetDict, fraction: float) -> DatasetDict:
+def hold_out_contexts(splits: DatasetDict, data: DataConfig) -> DatasetDict:
     """Splits a validation set off the training rows where there is none: all the questions of some contexts.
 
     No context has questions in both. The choice depends on the contexts alone.
 
     Args:
         splits: with `train`; returned as it is where it also has `validation`.
-        fraction: share of the contexts held out.
+        data: `validation_fraction` is the share of the contexts held out; none are of a stream.
 
     Raises:
         DataError: all questions have the same context.
     """
-    if "train" not in splits or "validation" in splits:
+    if "train" not in splits or "validation" in splits or data.streaming:
         return splits
     contexts = pc.rank(labels.arrow_column(splits["train"], "context"), tiebreaker="dense").to_numpy()
     number = int(contexts.max())
@@ -269,7 +273,7 @@ def hold_out_contexts(splits: DatasetDict, fraction: float) -> DatasetDict:
             "all training rows have one context, which leaves none to hold out for validation; add rows, or "
             "give --validation_file"
         )
-    held = min(max(1, round(fraction * number)), number - 1)
+    held = min(max(1, round(data.validation_fraction * number)), number - 1)
     chosen = np.isin(contexts, np.random.default_rng(0).permutation(number)[:held] + 1)
     rows = splits["train"]
     parts = {"train": rows.select(np.flatnonzero(~chosen)), "validation": rows.select(np.flatnonzero(chosen))}

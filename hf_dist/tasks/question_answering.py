@@ -32,7 +32,13 @@ from hf_dist.tasks.qa_decode import (
     span_of,
     windows,
 )
-from hf_dist.tasks.qa_rows import QuestionAnsweringSettings, hold_out_contexts, read_splits
+from hf_dist.tasks.qa_rows import (
+    QuestionAnsweringSettings,
+    QuestionColumns,
+    find_columns,
+    hold_out_contexts,
+    read_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +134,7 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
         super().__init__(settings, pad_to_multiple_of=pad_to_multiple_of)
         self.with_negative = self.settings.version_2_with_negative
         self._max_length: int | None = None
+        self._columns: QuestionColumns | None = None
         self._cls_token_id: int | None = None
 
     def load(self, data: DataConfig, model: ModelConfig) -> DatasetDict:
@@ -137,7 +144,9 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
             DataError: something is wrong with a file, a column, a question, a context or an answer.
         """
         self._max_length = data.max_length
-        loaded = read_splits(sources.load_splits(data, builtin_qa.docstring_questions), self.settings)
+        splits = sources.load_splits(data, self.builtin_splits)
+        self._columns = find_columns(splits, self.settings)
+        loaded = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
         for split, rows in loaded.items():
             if "answers" not in rows.column_names:
                 continue
@@ -149,8 +158,21 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
             if split == "train" and none == len(rows):
                 raise DataError("no question of the training data has an answer; expected some that do")
         if "train" in loaded:
-            loaded = hold_out_contexts(loaded, data.validation_fraction)
+            loaded = hold_out_contexts(loaded, data)
         return sources.first_rows(loaded, data)
+
+    def builtin_splits(self) -> DatasetDict:
+        """Questions about functions of the standard library."""
+        return builtin_qa.docstring_questions()
+
+    def convert(self, rows: Dataset, split: str) -> Dataset:
+        """Raw rows with the columns `id`, `question`, `context` and `answers`.
+
+        Raises:
+            DataError: something is wrong with a row.
+        """
+        assert self._columns is not None
+        return read_rows(rows, self._columns, split, self.settings)
 
     def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
         """The tokenizer of the named model, the named tokenizer, or the built-in one.
@@ -222,7 +244,8 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
                 )
             if split == "train":
                 self._refuse_lost(found, rows, data.max_length)
-            logger.info("%s: %d windows of %d questions", split, len(found), len(rows))
+            if not data.streaming:
+                logger.info("%s: %d windows of %d questions", split, len(found), len(rows))
             extra = [name for name in (_CUT, _LOST, _EXAMPLE) if name in found.column_names]
             encoded[split] = found.remove_columns(extra)
         return encoded, dict.fromkeys(encoded, 0)

@@ -125,6 +125,7 @@ class TokenClassification(Task[TokenClassificationSettings]):
         self.classes: tuple[str, ...] = ()
         self.scheme: Scheme = "plain"
         self._max_length: int | None = None
+        self._columns: TagColumns | None = None
         # The baseline: the commonest tag of each word of the training rows, and of all words.
         self._word_tags: dict[str, int] = {}
         self._commonest: int | None = None
@@ -142,8 +143,8 @@ class TokenClassification(Task[TokenClassificationSettings]):
             ConfigError: the named model has no readable config, or the tags don't fit `tag_scheme`.
         """
         self._max_length = data.max_length
-        splits = sources.load_splits(data, builtin_tagging.source_lines)
-        columns = tagging_rows.find_columns(splits, self.settings)
+        splits = sources.load_splits(data, self.builtin_splits)
+        self._columns = columns = tagging_rows.find_columns(splits, self.settings)
         read = {split: tagging_rows.read_rows(rows, columns, split) for split, rows in splits.items()}
         known = classes_of(load_config(model)) if model.model_name_or_path is not None else ()
         self.classes = _choose_classes(splits, read, columns, known)
@@ -157,6 +158,23 @@ class TokenClassification(Task[TokenClassificationSettings]):
         if "train" in loaded:
             self._learn_baseline(loaded["train"])
         return loaded
+
+    def builtin_splits(self) -> DatasetDict:
+        """Lines of the standard library's source, and what their names are."""
+        return builtin_tagging.source_lines()
+
+    def convert(self, rows: Dataset, split: str) -> Dataset:
+        """Raw rows with the columns `tokens` and `tags`; of a stream, whose first rows `load` has seen.
+
+        Raises:
+            DataError: something is wrong with a row, or it has a tag that the first rows don't show.
+        """
+        assert self._columns is not None
+        read = tagging_rows.read_rows(rows, self._columns, split)
+        if read.tags is not None:
+            by = "the first part of the training data"
+            tagging_rows.check_seen(read, self.classes, column=str(self._columns.tags), split=split, by=by)
+        return read.as_dataset(self.classes)
 
     def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
         """The tokenizer of the named model, the named tokenizer, or the built-in one.
