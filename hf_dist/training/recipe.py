@@ -22,6 +22,7 @@ from hf_dist.tasks.items import ExampleItems
 from hf_dist.training import engine as engines
 from hf_dist.training import output
 from hf_dist.training.callbacks import BeforeFirstStep
+from hf_dist.training.compilation import compiled_graphs, compiles
 from hf_dist.training.gather import on_main
 from hf_dist.training.model_card import CARD_FILE, model_card
 from hf_dist.training.spec import TaskSpec
@@ -126,6 +127,8 @@ class Recipe:
         trainer.save_state()
         planned = self.report.metrics() if self.report is not None else {}
         metrics = {**output_of_training.metrics, **trainer.throughput_metrics(), **planned}
+        if compiles(self.config.training_arguments):
+            metrics["compiled_graphs"] = compiled_graphs()
         trainer.save_metrics("train", metrics, combined=False)
         return metrics
 

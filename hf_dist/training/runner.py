@@ -39,6 +39,7 @@ from hf_dist.tasks.items import TokenItems
 from hf_dist.training import engine as engines
 from hf_dist.training import output
 from hf_dist.training.callbacks import ProgressBar
+from hf_dist.training.compilation import CountGraphs, compiles, prepare_compilation
 from hf_dist.training.conflicts import refuse_conflicts
 from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
@@ -73,9 +74,11 @@ def _resolve(config: RunConfig) -> RunConfig:
     arguments = dict(config.training_arguments)
     batching = config.batching
     if batching.pad_to_multiple_of is None:
-        # Tensor cores want multiples of 8 in half precision; elsewhere rounding up is only padding.
+        # Tensor cores want multiples of 8 in half precision, and a compiled model few different lengths;
+        # elsewhere rounding up is only padding.
         half = arguments.get("bf16") or arguments.get("fp16")
-        batching = dataclasses.replace(batching, pad_to_multiple_of=8 if half else 1)
+        rounds = half or compiles(arguments)
+        batching = dataclasses.replace(batching, pad_to_multiple_of=8 if rounds else 1)
     if batching.batching == "tokens" and batching.tokens_per_step is None:
         batching = dataclasses.replace(batching, tokens_per_step=batching.max_tokens_per_device)
     if not any(arguments.get(name) for name in ("do_train", "do_eval", "do_predict")):
@@ -143,6 +146,8 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     if "output_dir" in arguments:
         output.check_output_dir(arguments["output_dir"], trains=arguments.get("do_train", False))
     engines.prepare_environment(config.engine.preset)
+    if compiles(arguments):
+        prepare_compilation()
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
 
     streams = config.data.streaming and bool(arguments.get("do_train"))
@@ -282,6 +287,8 @@ def _assemble(prepared: _Prepared) -> Recipe:
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ProgressBar(trainer.counters))
+    if compiles(config.training_arguments):
+        trainer.add_callback(CountGraphs())
     return Recipe(
         task=task,
         config=config,
