@@ -10,7 +10,8 @@ ARGS    ?=
 # torchrun starts the processes that are asked for on CPUs as well as on GPUs; HF_DIST_NPROC lets a run
 # notice a launcher that did not.
 LAUNCH  = HF_DIST_NPROC=$(NPROC) $(BIN)/$(if $(filter 1,$(NPROC)),python,torchrun --standalone --nproc_per_node $(NPROC))
-RECIPES := text-classification
+RECIPES := text-classification token-classification question-answering summarization translation \
+           causal-lm masked-lm
 
 .DEFAULT_GOAL := help
 .PHONY: help install system-deps test test-all check bench clean $(RECIPES)
@@ -29,8 +30,16 @@ install: $(STAMP)  ## Make .venv with hf_dist and the tested versions in it
 system-deps:  ## Install the optional system packages (libaio, for the zero3_nvme preset; needs root)
 	apt-get update -qq && apt-get install -y -qq libaio-dev
 
-text-classification: $(STAMP)  ## Train a text classifier
-	$(LAUNCH) recipes/text_classification.py --preset $(PRESET) $(ARGS)
+text-classification:  ## Train a text classifier
+token-classification:  ## Train a tagger
+question-answering:  ## Train a model that finds answers in a text
+summarization:  ## Train a summarizer
+translation:  ## Train a translator
+causal-lm:  ## Train a causal language model (text, prompts, conversations)
+masked-lm:  ## Train a masked language model
+
+$(RECIPES): $(STAMP)
+	$(LAUNCH) recipes/$(subst -,_,$@).py --preset $(PRESET) $(ARGS)
 
 test: $(STAMP)  ## Run the tests, without the slow ones
 	$(BIN)/python -m pytest $(ARGS)
