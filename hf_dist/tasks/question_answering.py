@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,15 +22,8 @@ from hf_dist.metrics import load_metric
 from hf_dist.metrics.squad import best_of, word_f1
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import SpanItems
-from hf_dist.tasks.qa_decode import (
-    Candidates,
-    Decoded,
-    best_candidates,
-    cut_questions,
-    decode,
-    span_of,
-    windows,
-)
+from hf_dist.tasks.qa_decode import Candidates, Decoded, best_candidates, decode
+from hf_dist.tasks.qa_encoding import CUT, EXAMPLE, LOST, QuestionWindows
 from hf_dist.tasks.qa_rows import (
     QuestionAnsweringSettings,
     QuestionColumns,
@@ -42,72 +34,8 @@ from hf_dist.tasks.qa_rows import (
 
 logger = logging.getLogger(__name__)
 
-_CUT, _LOST, _EXAMPLE = "question_cut", "answer_lost", "example"
 # Where one sentence (or "name:") of a context ends and the next begins, for the baseline.
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+|\n+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Windows:
-    """Questions and contexts -> windows with `start_positions` and `end_positions`.
-
-    A window that doesn't hold the whole (first) answer says so by the position of its class token. With
-    `keep` each window also has `offsets` (two numbers a token), and the first one of each question the
-    columns that it came with; those of the others are null.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    max_length: int
-    doc_stride: int
-    max_question_tokens: int
-    keep: bool
-
-    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        questions = cut_questions(self.tokenizer, batch["question"], self.max_question_tokens)
-        cut = [one != whole for one, whole in zip(questions, batch["question"], strict=True)]
-        found = windows(
-            self.tokenizer,
-            questions,
-            batch["context"],
-            max_length=self.max_length,
-            doc_stride=self.doc_stride,
-        )
-        columns: dict[str, list[Any]] = {
-            name: [one.inputs[name] for one in found] for name in found[0].inputs
-        }
-        first = [place == 0 or found[place - 1].example != one.example for place, one in enumerate(found)]
-        columns[_CUT] = [new and cut[one.example] for new, one in zip(first, found, strict=True)]
-        if "answers" in batch:
-            self._positions(columns, batch, found)
-        if self.keep:
-            columns["offsets"] = [one.offsets.astype(np.int32).reshape(-1) for one in found]
-            kept = {name: batch[name] for name in ("id", "question", "context")}
-            if "answers" in batch:
-                # As JSON: of a batch of empty lists Arrow couldn't tell what they are lists of.
-                kept["answers"] = [json.dumps(answers["text"]) for answers in batch["answers"]]
-            for name, values in kept.items():
-                columns[name] = [
-                    values[one.example] if new else None for new, one in zip(first, found, strict=True)
-                ]
-        return columns
-
-    def _positions(self, columns: dict[str, list[Any]], batch: Mapping[str, list[Any]], found: Any) -> None:
-        spans: list[tuple[int, int]] = []
-        held = [not answers["text"] for answers in batch["answers"]]
-        for window in found:
-            answers = batch["answers"][window.example]
-            span = None
-            if answers["text"]:
-                text, start = answers["text"][0], answers["answer_start"][0]
-                solid = text.strip()
-                start += text.index(solid)
-                span = span_of(window.offsets, start, start + len(solid))
-            held[window.example] |= span is not None
-            spans.append(span or (window.null_position, window.null_position))
-        columns["start_positions"] = [start for start, _ in spans]
-        columns["end_positions"] = [end for _, end in spans]
-        columns[_LOST] = [not held[window.example] for window in found]
-        columns[_EXAMPLE] = [batch["row"][window.example] for window in found]
 
 
 class QuestionAnswering(Task[QuestionAnsweringSettings]):
@@ -226,7 +154,7 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
         encoded = DatasetDict()
         for split, rows in raw.items():
             numbered = rows.add_column("row", np.arange(len(rows)))
-            function = _Windows(
+            function = QuestionWindows(
                 tokenizer=tokenizer,
                 max_length=data.max_length,
                 doc_stride=settings.doc_stride,
@@ -235,7 +163,7 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
             )
             key = [data.max_length, settings.doc_stride, settings.max_question_tokens, function.keep]
             found = encode_rows(numbered, function, split=split, tokenizer=tokenizer, data=data, key=key)
-            if cut := count_true(found, _CUT):
+            if cut := count_true(found, CUT):
                 logger.warning(
                     "%s: %d questions are cut to --max_question_tokens %d",
                     split,
@@ -246,7 +174,7 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
                 self._refuse_lost(found, rows, data.max_length)
             if not data.streaming:
                 logger.info("%s: %d windows of %d questions", split, len(found), len(rows))
-            extra = [name for name in (_CUT, _LOST, _EXAMPLE) if name in found.column_names]
+            extra = [name for name in (CUT, LOST, EXAMPLE) if name in found.column_names]
             encoded[split] = found.remove_columns(extra)
         return encoded, dict.fromkeys(encoded, 0)
 
@@ -369,9 +297,9 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
             )
 
     def _refuse_lost(self, found: Dataset, rows: Dataset, max_length: int) -> None:
-        lost = np.flatnonzero(labels.arrow_column(found, _LOST).to_numpy())
+        lost = np.flatnonzero(labels.arrow_column(found, LOST).to_numpy())
         if len(lost):
-            numbers = np.unique(labels.arrow_column(found, _EXAMPLE).to_numpy()[lost]).tolist()
+            numbers = np.unique(labels.arrow_column(found, EXAMPLE).to_numpy()[lost]).tolist()
             more = f" and of {len(numbers) - 1} more" if len(numbers) > 1 else ""
             raise DataError(
                 f"the train data: the answer of id {rows[numbers[0]]['id']}{more} lies whole in no window; "

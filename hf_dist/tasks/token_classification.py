@@ -7,7 +7,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,73 +26,10 @@ from hf_dist.tasks import tagging_rows
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import TokenItems
 from hf_dist.tasks.pretrained import classes_of, load_config, load_tokenizer
+from hf_dist.tasks.tagging_encoding import CUT, IGNORED, NOWHERE, TaggedWords
 from hf_dist.tasks.tagging_rows import Scheme, TagColumns, TaggedRows, TokenClassificationSettings
 
 logger = logging.getLogger(__name__)
-
-_IGNORED = -100
-_CUT = "truncated"
-_NOWHERE = -1
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Align:
-    """Words and tags -> `input_ids`, `labels`; with `keep`, also the words and where each begins.
-
-    Attributes:
-        tokenizer: a fast one.
-        max_length: longest sequence.
-        inside: for each tag the one that the later sub-words of its word get; None leaves them out.
-        keep: keep `tokens`, `tags` and the position `first` of each word's first sub-word (-1: it has none).
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    max_length: int
-    inside: tuple[int, ...] | None
-    keep: bool
-
-    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        encoded = self.tokenizer(
-            batch["tokens"],
-            is_split_into_words=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_attention_mask=False,
-        )
-        tagged = batch.get("tags")
-        columns: dict[str, list[Any]] = dict(encoded.data)
-        columns[_CUT] = [bool(encoding.overflowing) for encoding in encoded.encodings]
-        first = [
-            self._first(encoding.word_ids, len(words))
-            for encoding, words in zip(encoded.encodings, batch["tokens"], strict=True)
-        ]
-        if tagged is not None:
-            columns["labels"] = [
-                self._labels(encoding.word_ids, places, tags)
-                for encoding, places, tags in zip(encoded.encodings, first, tagged, strict=True)
-            ]
-        if self.keep:
-            columns.update({name: batch[name] for name in ("tokens", "tags") if name in batch}, first=first)
-        return columns
-
-    @staticmethod
-    def _first(word_ids: Sequence[int | None], words: int) -> list[int]:
-        places = [_NOWHERE] * words
-        for place, word in enumerate(word_ids):
-            if word is not None and places[word] == _NOWHERE:
-                places[word] = place
-        return places
-
-    def _labels(self, word_ids: Sequence[int | None], first: Sequence[int], tags: Sequence[int]) -> list[int]:
-        found = [_IGNORED] * len(word_ids)
-        if self.inside is not None:
-            for place, word in enumerate(word_ids):
-                if word is not None:
-                    found[place] = self.inside[tags[word]]
-        for place, tag in zip(first, tags, strict=True):
-            if place != _NOWHERE:
-                found[place] = tag
-        return found
 
 
 class TokenClassification(Task[TokenClassificationSettings]):
@@ -228,17 +164,17 @@ class TokenClassification(Task[TokenClassificationSettings]):
         """
         self.pads_with(tokenizer)
         assert self._padding is not None
-        self._padding = dataclasses.replace(self._padding, fill={**self._padding.fill, "labels": _IGNORED})
+        self._padding = dataclasses.replace(self._padding, fill={**self._padding.fill, "labels": IGNORED})
         inside = tagging_rows.inside_of(self.classes) if self.settings.label_all_tokens else None
         encoded, truncated = DatasetDict(), {}
         for split, rows in raw.items():
-            function = _Align(
+            function = TaggedWords(
                 tokenizer=tokenizer, max_length=data.max_length, inside=inside, keep=split != "train"
             )
             key = [data.max_length, inside, function.keep]
             found = encode_rows(rows, function, split=split, tokenizer=tokenizer, data=data, key=key)
-            truncated[split] = count_true(found, _CUT)
-            encoded[split] = found.remove_columns([_CUT])
+            truncated[split] = count_true(found, CUT)
+            encoded[split] = found.remove_columns([CUT])
             if split == "train":
                 _check_labelled(found, data.max_length)
             else:
@@ -299,7 +235,7 @@ class TokenClassification(Task[TokenClassificationSettings]):
         """The name of the tag of every word of each row."""
         fallback = self._fallback_name()
         for tags, places in zip(predictions, dataset["first"], strict=True):
-            yield [fallback if place == _NOWHERE else self.classes[tags[place]] for place in places]
+            yield [fallback if place == NOWHERE else self.classes[tags[place]] for place in places]
 
     def _fallback_name(self) -> str:
         if "O" in self.classes:
@@ -361,7 +297,7 @@ def _commonest(tags: np.ndarray) -> int:
 def _check_labelled(rows: Dataset, max_length: int) -> None:
     found = labels.arrow_column(rows, "labels")
     lengths = pc.list_value_length(found).to_numpy()
-    counted = pc.list_flatten(found).to_numpy() != _IGNORED
+    counted = pc.list_flatten(found).to_numpy() != IGNORED
     owners = np.repeat(np.arange(len(lengths)), lengths)
     without = np.flatnonzero(np.bincount(owners[counted], minlength=len(lengths)) == 0)
     if len(without):
@@ -374,7 +310,7 @@ def _check_labelled(rows: Dataset, max_length: int) -> None:
 
 def _count_lost(rows: Dataset, split: str, fallback: str) -> None:
     places = pc.list_flatten(labels.arrow_column(rows, "first"))
-    lost = int(pc.sum(pc.equal(places, pa.scalar(_NOWHERE, places.type))).as_py() or 0)
+    lost = int(pc.sum(pc.equal(places, pa.scalar(NOWHERE, places.type))).as_py() or 0)
     if lost:
         logger.warning(
             "%s: %d of %d words are beyond --max_length or dropped by the tokenizer; they are predicted as "
