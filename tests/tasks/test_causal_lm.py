@@ -68,7 +68,7 @@ def test_every_token_of_a_text_but_its_first_is_predicted_once(prepare):
 
 def test_a_prompt_is_not_learned_and_the_end_is(prepare):
     rows = [{"prompt": "add one to 3", "completion": "it is 4"}]
-    task, tokenizer, encoded, _ = prepare(rows)
+    _, tokenizer, encoded, _ = prepare(rows)
     row = encoded["train"][0]
     prompt = tokenizer("add one to 3")["input_ids"]
     assert row["input_ids"][: len(prompt)] == prompt
