@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "weight_decay": 0.01,
     "warmup_steps": 0.1,
     "lr_scheduler_type": "cosine",
-    "num_train_epochs": 2.0,
+    "num_train_epochs": 1.0,
     "logging_steps": 10,
     "eval_strategy": "epoch",
     "save_strategy": "epoch",

@@ -17,6 +17,8 @@ from hf_dist.batching.strata import steps_of_strata, worst_step
 
 # An epoch is stretched by this share at most so that its last step is a full one.
 _ROUND_UP = 0.02
+# Lengths that differ by so little count as one where the level of a micro-batch is set.
+_NEAR = 1.05
 # Streams of random numbers of an epoch.
 _SHUFFLE, _DRAW = 0, 1
 
@@ -154,14 +156,19 @@ class TokenSteps:
         """Cost that a micro-batch of `target` tokens may have.
 
         Rows for which attention costs more take fewer tokens, so that all micro-batches cost alike. The
-        level is set by the length that 10 % of the tokens are in rows shorter than.
+        level is set by the length that 10 % of the tokens are in rows shorter than. As many rows of that
+        length, or of one a little longer, fit as `target` holds: where nearly all rows are as long (packs),
+        one row less would be a large part of a micro-batch.
         """
         if not self._attention_weight:
             return float(target)
         tokens = np.sort(row_tokens(ordered.lengths))
         total = np.cumsum(tokens, dtype=np.int64)
         length = int(tokens[np.searchsorted(total, total[-1] // 10)])
-        return target * (1 + self._attention_weight * length)
+        level = target * (1 + self._attention_weight * length)
+        near = np.unique(tokens[(tokens >= length) & (tokens <= _NEAR * length)]).astype(np.float64)
+        full = target // near * near * (1 + self._attention_weight * near)
+        return float(max(level, full.max()))
 
     def _ordered(self, epoch: int, window: int) -> tuple[Ordered, NDArray[np.int64]]:
         bounds = window_bounds(self._rows, window)
