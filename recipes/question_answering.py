@@ -1,6 +1,6 @@
 """Find the span of a text that answers a question, or that it has no answer (SQuAD 1 and 2).
 
-On built-in data ("What does X do?", from docstrings of the standard library):
+On built-in data (what methods of the standard library do, and where and whose they are):
 
     accelerate launch recipes/question_answering.py
 
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
     # Small steps suit the small built-in data; on a GPU raise both (docs/batching.md).
     "max_tokens_per_device": 512,
     "tokens_per_step": 1024,
-    "learning_rate": 1e-3,
+    "learning_rate": 2e-3,
     "weight_decay": 0.01,
     "warmup_steps": 0.1,
     "num_train_epochs": 2.0,

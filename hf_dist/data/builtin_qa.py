@@ -1,10 +1,11 @@
-"""Built-in data for question answering: "What does X do?", and the sentence that says so."""
+"""Built-in data for question answering: what a method does, where it is and whose it is."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from datasets import Dataset, DatasetDict, Features, List, Value
 
@@ -12,24 +13,34 @@ from hf_dist.data.docstrings import SPLITS, Split, digest, docstrings, split_of
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n")
 _FEWEST_WORDS, _MOST_WORDS = 3, 12
-_NAMES_PER_CONTEXT = 3
-_CONTEXTS_PER_NAME = 2
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method, and the first sentence of its docstring."""
+
+    name: str
+    owner: str
+    module: str
+    sentence: str
 
 
 def docstring_questions() -> DatasetDict:
-    """Question about a function -> the first sentence of its docstring, in a list of functions.
+    """Three questions about each method: what it does, where it is defined, and whose method it is.
 
-    A context lists three functions, as `name: first sentence`, in random order; each of them is asked for.
-    Every function stands in two contexts with others of its split. Functions of one sentence, sentences of
-    one function, and those with 3 to 12 words are taken, names with a double underscore left out.
+    A context tells of one method: the first sentence of its docstring, its module and its class, in random
+    order; each of the three is the answer to one question. (A model of the built-in size does not learn
+    within minutes to find one name among several, so there is no second method.) Methods with a sentence of 3
+    to 12 words are taken, names with two underscores left out, and each sentence only once: the hash of it
+    decides the split.
 
     Returns:
         train, validation and test with the columns of SQuAD: `id`, `question`, `context` and `answers`
         (`text` and `answer_start`).
     """
-    functions: dict[Split, list[tuple[str, str]]] = {split: [] for split in SPLITS}
-    for name, sentence in _functions():
-        functions[split_of(sentence)].append((name, sentence))
+    methods: dict[Split, list[_Method]] = {split: [] for split in SPLITS}
+    for method in _methods():
+        methods[split_of(method.sentence)].append(method)
     features = Features(
         {
             **{name: Value("string") for name in ("id", "question", "context")},
@@ -37,40 +48,43 @@ def docstring_questions() -> DatasetDict:
         }
     )
     return DatasetDict(
-        {split: Dataset.from_list(list(_rows(rows)), features=features) for split, rows in functions.items()}
+        {split: Dataset.from_list(list(_rows(found)), features=features) for split, found in methods.items()}
     )
 
 
-def _functions() -> list[tuple[str, str]]:
-    """Name and first sentence, in the order of a hash of the sentence; each sentence once."""
-    found: dict[str, tuple[str, str]] = {}
+def _methods() -> list[_Method]:
+    """In the order of a hash of the sentence."""
+    found: dict[str, _Method] = {}
     for row in docstrings():
-        if row.kind != "function":
+        owner, _, name = row.name.rpartition(".")
+        if row.kind != "function" or not owner or "." in owner or name.startswith("__"):
             continue
-        name = row.name.rpartition(".")[2]
         sentence = _SENTENCE_END.split(row.text.strip(), maxsplit=1)[0].strip()
-        words = len(sentence.split())
-        if _FEWEST_WORDS <= words <= _MOST_WORDS and not name.startswith("__") and ":" not in sentence:
-            found.setdefault(digest(sentence), (name, sentence))
+        if _FEWEST_WORDS <= len(sentence.split()) <= _MOST_WORDS and ":" not in sentence:
+            found.setdefault(digest(sentence), _Method(name, owner, row.module, sentence))
     return [found[key] for key in sorted(found)]
 
 
-def _rows(functions: list[tuple[str, str]]) -> Iterator[dict[str, object]]:
+def _rows(methods: list[_Method]) -> Iterator[dict[str, object]]:
     draw = random.Random(0)
-    for turn in range(_CONTEXTS_PER_NAME):
-        order = draw.sample(functions, len(functions))
-        for first in range(0, len(order) - _NAMES_PER_CONTEXT + 1, _NAMES_PER_CONTEXT):
-            group = order[first : first + _NAMES_PER_CONTEXT]
-            if len({name for name, _ in group}) < len(group):
-                continue
-            context = " ".join(f"{name}: {sentence}" for name, sentence in group)
-            at = 0
-            for name, sentence in group:
-                start = at + len(name) + 2
-                at = start + len(sentence) + 1
-                yield {
-                    "id": f"{turn}-{first}-{name}",
-                    "question": f"What does {name} do?",
-                    "context": context,
-                    "answers": {"text": [sentence], "answer_start": [start]},
-                }
+    for number, method in enumerate(methods):
+        stop = "" if method.sentence[-1] in ".!?" else "."
+        facts = [
+            (f"What does {method.name} do?", "", method.sentence, stop),
+            (f"Where is {method.name} defined?", "It is defined in ", method.module, "."),
+            (f"Which class has {method.name}?", "It is a method of ", method.owner, "."),
+        ]
+        order = draw.sample(range(3), 3)
+        context = f"{method.name}:"
+        places = {}
+        for fact in order:
+            _, before, answer, after = facts[fact]
+            places[fact] = len(context) + 1 + len(before)
+            context += f" {before}{answer}{after}"
+        for fact, (question, _, answer, _) in enumerate(facts):
+            yield {
+                "id": f"{number}-{fact}",
+                "question": question,
+                "context": context,
+                "answers": {"text": [answer], "answer_start": [places[fact]]},
+            }

@@ -15,7 +15,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoModelForQuestionAnswering, PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_dist.config import DataConfig, ModelConfig
-from hf_dist.data import builtin_qa, labels, sources
+from hf_dist.data import builtin_model, builtin_qa, labels, sources
 from hf_dist.data.tokenizing import count_true, encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.metrics import load_metric
@@ -90,8 +90,14 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
         return sources.first_rows(loaded, data)
 
     def builtin_splits(self) -> DatasetDict:
-        """Questions about functions of the standard library."""
+        """Questions about methods of the standard library."""
         return builtin_qa.docstring_questions()
+
+    def builtin_config(self, tokenizer: PreTrainedTokenizerBase, **head: Any) -> PretrainedConfig:
+        """The built-in BERT, without dropout: it learns the same in half the steps."""
+        return builtin_model.small_bert(
+            tokenizer, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **head
+        )
 
     def convert(self, rows: Dataset, split: str) -> Dataset:
         """Raw rows with the columns `id`, `question`, `context` and `answers`.
@@ -261,7 +267,7 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
             "model = AutoModelForQuestionAnswering.from_pretrained(FOLDER)\n"
             "tokenizer = AutoTokenizer.from_pretrained(FOLDER)\n"
             'question = "What does close do?"\n'
-            'context = "open: Open the file. close: Close the file. read: Read some bytes."\n'
+            'context = "close: It is defined in io. Close the stream. It is a method of IOBase."\n'
             "found = answer(\n"
             "    model, tokenizer, question, context,\n"
             f"    max_length={self._max_length or 384}, doc_stride={self.settings.doc_stride},\n"
