@@ -207,4 +207,4 @@ def test_two_processes_train_with_zero3(files, tmp_path):
 @pytest.mark.slow
 def test_built_in_data_beats_its_baseline(tmp_path):
     found = launch.run(RECIPE, output_dir=tmp_path / "out")
-    assert found["eval_f1"] > found["eval_f1_baseline"] + 0.3
+    assert found["eval_f1"] > found["eval_f1_baseline"] + 0.5
