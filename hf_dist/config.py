@@ -17,6 +17,7 @@ from hf_dist.errors import ConfigError
 Batching = Literal["tokens", "examples"]
 TooLong = Literal["error", "alone", "drop"]
 Normalization = Literal["step", "mean"]
+OnNaN = Literal["stop", "skip"]
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -151,6 +152,14 @@ class LoopConfig:
         None, "Stop after so many evaluations without a better metric_for_best_model."
     )
     early_stopping_threshold: float = option(0.0, "What counts as better for early stopping.")
+    on_nan: OnNaN = option(
+        "stop", "A loss that is NaN or infinite: stop (the last checkpoint is kept), or leave the step out."
+    )
+    resume: str = option(
+        "auto",
+        "auto: go on from the newest whole checkpoint, if there is one; never: start afresh; or the path of "
+        "a checkpoint.",
+    )
     dry_run: bool = option(False, "Print the config, the plan and the engine, and train nothing.")
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 # Where all ranks fail alike, the launcher ends the others within a fraction of this once rank 0 is gone.
-_PATIENCE_SECONDS = 5.0
+_PATIENCE_SECONDS = 15.0
 
 
 def exit_on_error(main: Callable[[], None]) -> None:

@@ -1,7 +1,9 @@
-"""Built-in data, tokenizer and model of the encoder-decoder tasks: summaries, and Python read aloud.
+"""Built-in data, tokenizer and model of the encoder-decoder tasks, from the standard library's source.
 
-Summaries: the rest of a docstring under its name -> its first line, which the author wrote to sum it up.
-Translation: a statement of the standard library's source -> the same in English words, by fixed rules.
+Summaries: a short function -> its name, what it takes and what it calls, in words. (A docstring's first line
+for the rest of it would be a better summary, but no model learns that from nothing in minutes: a T5 stays
+below the baseline of the first words.)
+Translation: a statement -> the same in English words. Both by fixed rules (`hf_dist.data.spoken_python`).
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from datasets import Dataset, DatasetDict, Features, Translation, Value
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Config
 
+from hf_dist.data import spoken_python as spoken
 from hf_dist.data.cache import build_once, key_of
-from hf_dist.data.docstrings import SPLITS, Docstring, Split, builtin_folder, digest, docstrings, split_of
-from hf_dist.data.spoken_python import statements
+from hf_dist.data.docstrings import SPLITS, Split, builtin_folder, digest, split_of
 from hf_dist.errors import DataError
 
 LANGUAGES = ("python", "english")
@@ -30,38 +32,43 @@ VOCABULARY = 2048
 MOST_EVALUATED = 200
 
 # Parts of the cache's keys: raise them when the same library would give other rows or pieces.
-_STATEMENTS = 1
+_PAIRS = 1
 _PIECES = 1
 _SPECIAL = ["<pad>", "</s>", "<unk>"]
-_FEWEST_STATEMENTS = 1000
+_FEWEST_PAIRS = 1000
+_PACKAGES = (
+    "asyncio/*.py",
+    "email/*.py",
+    "http/*.py",
+    "importlib/*.py",
+    "logging/*.py",
+    "multiprocessing/*.py",
+    "tkinter/*.py",
+    "unittest/*.py",
+    "urllib/*.py",
+    "xml/*/*.py",
+)
 
 
-def summaries(*, most_evaluated: int = MOST_EVALUATED) -> DatasetDict:
-    """Docstring without its first line -> its first line, for docstrings with a blank line after the first.
-
-    A document begins with the name of what it documents, as a headline would. Copies are left out. Rows
-    come in the order of their hash.
+def outlines(*, most_evaluated: int = MOST_EVALUATED) -> DatasetDict:
+    """Short functions of the standard library, and what each is called, takes and calls, in words.
 
     Args:
         most_evaluated: most rows of validation and of test.
 
     Returns:
-        train, validation and test with the columns `document` and `summary` (strings).
+        train, validation and test with the columns `document` and `summary` (strings), in the order of the
+        sources' hash.
     """
-    rows: dict[str, tuple[str, str]] = {}
-    for row in docstrings():
-        if (pair := _document_and_summary(row)) is not None:
-            rows.setdefault(digest(row.text), pair)
     table: dict[Split, list[dict[str, str]]] = {split: [] for split in SPLITS}
-    for _, (document, summary) in sorted(rows.items()):
-        # Split by the summary: the same first line over two texts must not lie in two splits.
-        table[split_of(summary)].append({"document": document, "summary": summary})
+    for source, outline in _pairs()["outlines"]:
+        table[split_of(source)].append({"document": source, "summary": outline})
     features = Features({"document": Value("string"), "summary": Value("string")})
     return _splits(table, features, {"train": None, "validation": most_evaluated, "test": most_evaluated})
 
 
 def spoken_python(*, most_trained: int = 8000, most_evaluated: int = MOST_EVALUATED) -> DatasetDict:
-    """Statements of the standard library's top-level modules, in Python and in English words.
+    """Statements of the standard library, in Python and in English words.
 
     Args:
         most_trained: most rows of train.
@@ -72,7 +79,7 @@ def spoken_python(*, most_trained: int = 8000, most_evaluated: int = MOST_EVALUA
         order of the statements' hash.
     """
     table: dict[Split, list[dict[str, Any]]] = {split: [] for split in SPLITS}
-    for python, english in _statements():
+    for python, english in _pairs()["statements"]:
         pair = dict(zip(LANGUAGES, (python, english), strict=True))
         table[split_of(python)].append({"translation": pair})
     features = Features({"translation": Translation(languages=LANGUAGES)})
@@ -99,19 +106,19 @@ def word_tokenizer(name: str, texts: Iterable[str], vocabulary: int = VOCABULARY
     def build(folder: Path) -> None:
         _train(texts, vocabulary).save_pretrained(folder)
 
-    key = key_of(tokenizers.__version__, vocabulary, _SPECIAL, _PIECES, _STATEMENTS)
+    key = key_of(tokenizers.__version__, vocabulary, _SPECIAL, _PIECES, _PAIRS)
     return PreTrainedTokenizerFast.from_pretrained(build_once(builtin_folder() / f"{name}-{key}", build))
 
 
-def summary_tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer trained on the training documents and summaries."""
+def outline_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer trained on the training functions and their outlines."""
 
     def texts() -> Iterator[str]:
-        rows = summaries()["train"]
+        rows = outlines()["train"]
         yield from rows["document"]
         yield from rows["summary"]
 
-    return word_tokenizer("summary-pieces", texts())
+    return word_tokenizer("outline-pieces", texts())
 
 
 def spoken_python_tokenizer() -> PreTrainedTokenizerBase:
@@ -144,17 +151,6 @@ def small_t5(tokenizer: PreTrainedTokenizerBase, **head: Any) -> T5Config:
     )
 
 
-def _document_and_summary(row: Docstring) -> tuple[str, str] | None:
-    if row.kind == "topic":
-        return None
-    head, _, body = row.text.partition("\n\n")
-    summary, body = " ".join(head.split()), body.strip()
-    if not 3 <= len(summary.split()) <= 16 or len(body.split()) < 5:
-        return None
-    name = f"{row.module}.{row.name}" if row.name else row.module
-    return f"{name}\n\n{body}", summary
-
-
 def _splits(
     table: dict[Split, list[dict[str, Any]]], features: Features, limits: dict[Split, int | None]
 ) -> DatasetDict:
@@ -163,44 +159,47 @@ def _splits(
     )
 
 
-def _statements() -> list[tuple[str, str]]:
-    """All pairs in the order of their hash; parsed once and then read from the cache."""
+def _pairs() -> dict[str, list[tuple[str, str]]]:
+    """Statements and outlines in the order of their hash; parsed once and then read from the cache."""
     root = Path(sysconfig.get_path("stdlib"))
 
     def build(folder: Path) -> None:
-        found = _read_statements(root)
-        if len(found) < _FEWEST_STATEMENTS:
+        found = _read_library(root)
+        if (fewest := min(len(pairs) for pairs in found.values())) < _FEWEST_PAIRS:
             raise DataError(
                 f"the built-in data needs the source of Python's standard library, and {root} has only "
-                f"{len(found)} statements in .py files; use a full Python, or give --train_file or "
-                "--dataset_name"
+                f"{fewest} short functions or statements in .py files; use a full Python, or give "
+                "--train_file or --dataset_name"
             )
-        (folder / "statements.json").write_text(json.dumps(found), encoding="utf-8")
+        (folder / "pairs.json").write_text(json.dumps(found), encoding="utf-8")
 
-    folder = build_once(builtin_folder() / f"statements-{_STATEMENTS}", build)
-    return [tuple(pair) for pair in json.loads((folder / "statements.json").read_text(encoding="utf-8"))]
+    folder = build_once(builtin_folder() / f"spoken-{_PAIRS}", build)
+    read = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))
+    return {kind: [tuple(pair) for pair in pairs] for kind, pairs in read.items()}
 
 
-def _read_statements(root: Path) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
+def _read_library(root: Path) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, dict[str, str]] = {"statements": {}, "outlines": {}}
     # The trees hold no cycles: the collector would walk millions of nodes for nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for path in sorted(root.glob("*.py")):
+        for path in sorted(path for pattern in ("*.py", *_PACKAGES) for path in root.glob(pattern)):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # old escapes such as "\d"
                     tree = ast.parse(path.read_bytes())
             except (SyntaxError, ValueError, OSError):
                 continue
-            for python, english in statements(tree):
-                if len(python) <= 60 and 3 <= len(english.split()) <= 20:
-                    found.setdefault(python, english)
+            for python, english in spoken.statements(tree, words=range(3, 21)):
+                if len(python) <= 60:
+                    found["statements"].setdefault(python, english)
+            for source, outline in spoken.outlines(tree, longest=200):
+                found["outlines"].setdefault(source, outline)
     finally:
         if collecting:
             gc.enable()
-    return sorted(found.items(), key=lambda pair: digest(pair[0]))
+    return {kind: sorted(pairs.items(), key=lambda pair: digest(pair[0])) for kind, pairs in found.items()}
 
 
 def _train(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:

@@ -1,7 +1,9 @@
-"""Python statements read aloud in English, by fixed rules: a language pair that needs no download.
+"""Python in English words, by fixed rules: a language pair, and summaries, that need no download.
 
-`self.count += 1` becomes "increase self dot count by one". What the rules can't say (f-strings, lambdas,
-comprehensions, long strings) has no translation and is left out.
+A statement read aloud: `self.count += 1` becomes "increase self dot count by one". What the rules can't say
+(f-strings, lambdas, comprehensions, long strings) has no translation and is left out.
+
+A function summed up: what it is called, what it takes and what it calls.
 """
 
 from __future__ import annotations
@@ -58,46 +60,109 @@ class _UnspeakableError(Exception):
     """The rules have no words for a node."""
 
 
-def statements(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """The simple statements and the heads of compound ones in a tree: (Python on one line, English)."""
+def statements(tree: ast.AST, *, words: range = range(1, 100)) -> Iterator[tuple[str, str]]:
+    """The simple statements and the heads of compound ones in a tree: (Python on one line, English).
+
+    Args:
+        tree: a module.
+        words: how many words the English has.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             try:
-                yield _statement(node)
+                english = _statement(node)
             except _UnspeakableError:
                 continue
+            if len(english.split()) in words:
+                yield _source(node), english
 
 
-def _statement(node: ast.stmt) -> tuple[str, str]:
+def outlines(tree: ast.AST, *, longest: int) -> Iterator[tuple[str, str]]:
+    """The functions in a tree without their docstrings: (source, "NAME with ARGUMENTS calls FUNCTIONS").
+
+    `self` and `cls` are no arguments; of the functions that are called, the first three are named, in the
+    order in which their names stand in the source. A function without either is left out.
+
+    Args:
+        tree: a module.
+        longest: most characters of a function's source.
+    """
+    for node in ast.walk(tree):
+        # A line of code has some twenty characters at least: longer functions need not be written out.
+        if isinstance(node, ast.FunctionDef) and len(node.body) <= longest // 10:
+            try:
+                source, outline = _without_docstring(node), _outline(node)
+            except _UnspeakableError:
+                continue
+            if len(source) <= longest:
+                yield source, outline
+
+
+def _without_docstring(node: ast.FunctionDef) -> str:
+    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    if not body:
+        raise _UnspeakableError
+    bare = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "body": body, "decorator_list": []})
+    return ast.unparse(ast.copy_location(bare, node))
+
+
+def _outline(node: ast.FunctionDef) -> str:
+    arguments = node.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    named += [extra for extra in (arguments.vararg, arguments.kwarg) if extra is not None]
+    taken = [_words(argument.arg) for argument in named if argument.arg not in ("self", "cls")]
+    places: dict[str, tuple[int, int]] = {}
+    for call in (call for statement in node.body for call in ast.walk(statement)):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name | ast.Attribute):
+            name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr
+            place = (call.func.end_lineno or 0, call.func.end_col_offset or 0)
+            places[name] = min(place, places.get(name, place))
+    called = [_words(name) for name in sorted(places, key=lambda name: places[name])[:3]]
+    if not taken and not called:
+        raise _UnspeakableError
+    outline = _words(node.name)
+    for verb, names in (("with", taken), ("calls", called)):
+        if names:
+            outline += f" {verb} {' and '.join(names)}"
+    return outline
+
+
+def _source(node: ast.stmt) -> str:
     match node:
         case ast.If(test=test):
-            return f"if {ast.unparse(test)}:", f"if {_say(test)}"
+            return f"if {ast.unparse(test)}:"
         case ast.While(test=test):
-            return f"while {ast.unparse(test)}:", f"while {_say(test)}"
+            return f"while {ast.unparse(test)}:"
         case ast.For(target=target, iter=many):
-            return (
-                f"for {ast.unparse(target)} in {ast.unparse(many)}:",
-                f"for each {_say(target)} in {_say(many)}",
-            )
+            return f"for {ast.unparse(target)} in {ast.unparse(many)}:"
+    return ast.unparse(node)
+
+
+def _statement(node: ast.stmt) -> str:  # noqa: PLR0911 (one case a node)
+    match node:
+        case ast.If(test=test):
+            return f"if {_say(test)}"
+        case ast.While(test=test):
+            return f"while {_say(test)}"
+        case ast.For(target=target, iter=many):
+            return f"for each {_say(target)} in {_say(many)}"
         case ast.Assign(targets=[target], value=value):
-            english = f"set {_say(target)} to {_say(value)}"
+            return f"set {_say(target)} to {_say(value)}"
         case ast.AugAssign(target=target, op=op, value=value) if type(op) in _AUGMENTED:
-            english = f"{_AUGMENTED[type(op)]} {_say(target)} by {_say(value)}"
+            return f"{_AUGMENTED[type(op)]} {_say(target)} by {_say(value)}"
         case ast.Return(value=None):
-            english = "return nothing"
+            return "return nothing"
         case ast.Return(value=ast.expr() as value):
-            english = f"return {_say(value)}"
+            return f"return {_say(value)}"
         case ast.Raise(exc=ast.expr() as error, cause=None):
-            english = f"raise {_say(error)}"
+            return f"raise {_say(error)}"
         case ast.Assert(test=test, msg=None):
-            english = f"assert that {_say(test)}"
+            return f"assert that {_say(test)}"
         case ast.Delete(targets=[target]):
-            english = f"delete {_say(target)}"
+            return f"delete {_say(target)}"
         case ast.Expr(value=ast.Call() as call):
-            english = f"call {_say(call)}"
-        case _:
-            raise _UnspeakableError
-    return ast.unparse(node), english
+            return f"call {_say(call)}"
+    raise _UnspeakableError
 
 
 def _say(node: ast.expr) -> str:  # noqa: PLR0911, PLR0912 (one case a node)

@@ -123,7 +123,7 @@ def encode_rows(
         [datasets.__version__, transformers.__version__],
         getattr(function, "__qualname__", type(function).__qualname__),
         _contents(rows),
-        _identity(tokenizer),
+        identity(tokenizer),
         list(key),
     )
     path = cache_dir() / "tokens" / f"{named}.arrow"
@@ -160,7 +160,7 @@ def _contents(rows: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _identity(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+def identity(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
     """What the tokens depend on. Truncation and padding are left out: they are state of the last call."""
     shared = [tokenizer.truncation_side, tokenizer.model_input_names]
     backend = getattr(tokenizer, "backend_tokenizer", None)

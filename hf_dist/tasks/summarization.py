@@ -47,19 +47,21 @@ class Summarization(Seq2Seq[SummarizationSettings]):
     name = "summarization"
     settings_class: ClassVar[type] = SummarizationSettings
     best_metric = "rougeL"
-    example = "email.message.Message.get\n\nLike __getitem__() but return failobj instead of None."
+    example = (
+        "def read_lines(path, limit):\n    with open(path) as file:\n        return list(islice(file, limit))"
+    )
 
     def __init__(self, settings: SummarizationSettings | None = None, *, pad_to_multiple_of: int = 1) -> None:
         super().__init__(settings, pad_to_multiple_of=pad_to_multiple_of)
         self.target_words: float | None = None
 
     def builtin_data(self) -> DatasetDict:
-        """Docstrings without their first line, and that line."""
-        return builtin_seq2seq.summaries()
+        """Functions of the standard library, and what each is called, takes and calls."""
+        return builtin_seq2seq.outlines()
 
     def builtin_tokenizer(self) -> PreTrainedTokenizerBase:
         """Trained on the training split of the built-in data."""
-        return builtin_seq2seq.summary_tokenizer()
+        return builtin_seq2seq.outline_tokenizer()
 
     def pairs(self, splits: DatasetDict, *, builtin: bool) -> DatasetDict:
         """The splits with the columns `source` and `target`."""

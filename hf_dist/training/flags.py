@@ -29,6 +29,7 @@ _REFUSED = {
     "fsdp": "FSDP is not supported yet; --preset zero3 shards parameters, gradients and optimizer state",
     "fsdp_config": "FSDP is not supported yet; use --preset zero3",
     "auto_find_batch_size": "it would change the plan of the batches; lower --max_tokens_per_device instead",
+    "resume_from_checkpoint": "say --resume auto, never or the path of a checkpoint",
     "train_sampling_strategy": "batches come from the plan (--batching, --window)",
     "length_column_name": "lengths are read from the tokenised data",
     "dataloader_drop_last": "the plan never drops an example",

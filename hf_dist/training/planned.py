@@ -165,6 +165,9 @@ class PlannedTrainer(Trainer):
             prefetch_factor=self.args.dataloader_prefetch_factor,
             in_order=self.args.dataloader_in_order,
             worker_init_fn=seeds if training else None,
+            # A loader draws its workers' seed from the global random state each time it is iterated: dropout
+            # would depend on how often a run has evaluated.
+            generator=torch.Generator().manual_seed(self.args.seed),
         )
         return self._prepare_loader(loader)
 

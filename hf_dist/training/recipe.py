@@ -13,19 +13,19 @@ from datasets import Dataset, DatasetDict
 from rich.console import Console
 from rich.table import Table
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
 from hf_dist.config import DataConfig, ModelConfig, RunConfig
 from hf_dist.tasks.items import ExampleItems
+from hf_dist.training import checkpoint_files, output
 from hf_dist.training import engine as engines
-from hf_dist.training import output
 from hf_dist.training.callbacks import BeforeFirstStep
 from hf_dist.training.compilation import compiled_graphs, compiles
 from hf_dist.training.gather import on_main
 from hf_dist.training.model_card import CARD_FILE, model_card
 from hf_dist.training.spec import TaskSpec
+from hf_dist.training.stopping import Interrupted
 from hf_dist.training.trainer import ExactTrainer
 
 logger = logging.getLogger("hf_dist")
@@ -117,12 +117,11 @@ class Recipe:
         trainer = self.trainer
         trainer.add_callback(BeforeFirstStep(self._check_engine))
         # Rank 0 looks: on another node the folder may not be there, or not yet.
-        checkpoint = on_main(
-            lambda: trainer.args.resume_from_checkpoint or get_last_checkpoint(str(self.output_dir))
-        )
-        if checkpoint:
-            logger.info("resuming from %s", checkpoint)
-        output_of_training = trainer.train(resume_from_checkpoint=checkpoint)
+        checkpoint = on_main(self._choose_checkpoint)
+        with trainer.stopping.listening():
+            output_of_training = trainer.train(resume_from_checkpoint=checkpoint)
+        if trainer.stopping.signal is not None:
+            raise Interrupted(trainer.stopping.signal, trainer.state.global_step, self.output_dir)
         trainer.save_model()
         trainer.save_state()
         planned = self.report.metrics() if self.report is not None else {}
@@ -131,6 +130,29 @@ class Recipe:
             metrics["compiled_graphs"] = compiled_graphs()
         trainer.save_metrics("train", metrics, combined=False)
         return metrics
+
+    def _choose_checkpoint(self) -> str | None:
+        """The checkpoint that `--resume` means.
+
+        Raises:
+            CheckpointError: If it is damaged, or of another run.
+        """
+        wanted = self.config.training.resume
+        if wanted == "never":
+            return None
+        if wanted != "auto":
+            named = checkpoint_files.named(Path(wanted))
+            checkpoint_files.refuse_other_run(named, self.trainer.run_facts)
+            logger.info("resuming from %s", named.path)
+            return str(named.path)
+        newest, passed = checkpoint_files.newest_whole(self.output_dir)
+        for line in passed:
+            logger.warning("%s", line)
+        if newest is None:
+            return None
+        checkpoint_files.refuse_other_run(newest, self.trainer.run_facts)
+        logger.info("resuming from %s", newest.path)
+        return str(newest.path)
 
     def _last_evaluation(self) -> dict[str, float] | None:
         """Scores of an evaluation that the training ended with, if the model is still the same."""

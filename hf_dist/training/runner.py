@@ -45,8 +45,10 @@ from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model, set_dropout
 from hf_dist.training.recipe import Recipe, RecipeTask
+from hf_dist.training.run_facts import run_facts
 from hf_dist.training.spec import PackingTask
 from hf_dist.training.steps import make_plan, planned_arguments, row_lengths, total_steps
+from hf_dist.training.stopping import Interrupted
 from hf_dist.training.stream_data import check_streaming, make_stream
 from hf_dist.training.trainer import ExactTrainer
 
@@ -280,6 +282,8 @@ def _assemble(prepared: _Prepared) -> Recipe:
         pad_to_multiple_of=config.batching.pad_to_multiple_of or 1,
         loss_normalization=loop.loss_normalization,
         dump_batches=config.batching.dump_batches,
+        on_nan=loop.on_nan,
+        run_facts=run_facts(prepared.model_config, prepared.tokenizer, prepared.datasets.get("train"), plan),
         callbacks=callbacks,
     )
     engines.tune_ddp(trainer)
@@ -335,7 +339,11 @@ def run_recipe(
             if os.environ.get("RANK", "0") == "0":
                 _print_dry_run(prepared)
             return
-        _assemble(prepared).run()
+        try:
+            _assemble(prepared).run()
+        except Interrupted:
+            engines.shutdown()
+            raise
         engines.shutdown()
 
     exit_on_error(main)

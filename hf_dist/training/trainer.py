@@ -19,17 +19,18 @@ from transformers import TrainingArguments
 from hf_dist.batching.plan import Plan, TokenBatching
 from hf_dist.batching.sampler import BATCH_KEY, BatchKey, PlannedBatchSampler, PlannedCollator
 from hf_dist.batching.stream import StreamBatches
-from hf_dist.config import Normalization
+from hf_dist.config import Normalization, OnNaN
 from hf_dist.errors import ConfigError, DataError, EngineError
 from hf_dist.training.batch_log import BatchLog
 from hf_dist.training.counters import TokenCounters
-from hf_dist.training.evaluation import EvaluatingTrainer
 from hf_dist.training.loss import count_or_zero, items_per_row
 from hf_dist.training.planned import require_rows
+from hf_dist.training.saving import SavingTrainer
 from hf_dist.training.spec import PreparingTask, TaskSpec
+from hf_dist.training.stopping import StopBehindStep, Stopping
 
 
-class ExactTrainer(EvaluatingTrainer):
+class ExactTrainer(SavingTrainer):
     """Trains by a plan; the loss of a step is (sum over items) / (items), however the step is split.
 
     Args:
@@ -46,6 +47,8 @@ class ExactTrainer(EvaluatingTrainer):
             step, so that over an epoch every item weighs the same although steps hold different numbers.
             Default: "mean" for token budgets and rows that hold a fixed number of items, else "step".
         class_weights: Factor of an item's loss by its class.
+        on_nan: What a loss that is NaN or infinite does: "stop" raises behind the step, "skip" leaves the
+            step's update out.
         dump_batches: File for one JSON line per rank and micro-batch.
         others: What `Trainer` takes by the same names.
 
@@ -73,12 +76,14 @@ class ExactTrainer(EvaluatingTrainer):
         pad_to_multiple_of: int = 1,
         loss_normalization: Normalization | None = None,
         class_weights: tuple[float, ...] | None = None,
+        on_nan: OnNaN = "stop",
         dump_batches: str | None = None,
         **others: Any,
     ) -> None:
         self.plan = plan
         self.stream = stream
         self.counters = TokenCounters()
+        self.stopping = Stopping(on_nan)
         self._sampler: PlannedBatchSampler | None = None
         self._throughput: dict[str, float] = {}
         self._mean_items = _mean_items(plan, task, loss_normalization)
@@ -92,6 +97,12 @@ class ExactTrainer(EvaluatingTrainer):
             train_dataset=train_dataset,
             **others,
         )
+        self.add_callback(StopBehindStep(self.stopping))
+        if on_nan == "skip" and self.is_deepspeed_enabled:
+            raise ConfigError(
+                "--on_nan skip can't leave out a step of DeepSpeed, which applies it in its own engine; say "
+                "--on_nan stop, or --preset none"
+            )
         self._batch_log = self._make_batch_log(dump_batches)
         if plan is not None:
             self._check_plan(plan)
@@ -185,6 +196,25 @@ class ExactTrainer(EvaluatingTrainer):
     def _stream_file(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"stream_{self.data_parallel_rank}.pt"
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Saves, unless what would be saved is spoiled.
+
+        Raises:
+            NotFiniteError: If a loss of this step was no number.
+        """
+        # The step's own losses are agreed on in the next step's reduction only.
+        self.stopping.agree(self.accelerator.reduce(self.stopping.flags(self.args.device), "sum"))
+        self.stopping.refuse(self.state.global_step)
+        super()._save_checkpoint(model, trial)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of the applied gradient; one that is no number is not applied under `on_nan="skip"`."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if self.stopping.skips(norm, half=self.args.fp16):
+            for parameter in model.parameters():
+                parameter.grad = None
+        return norm
+
     def _save_rng_state(self, output_dir: str) -> None:
         """Saves the position in the stream beside the random state: each rank has its own."""
         super()._save_rng_state(output_dir)
@@ -200,8 +230,11 @@ class ExactTrainer(EvaluatingTrainer):
             dtype=torch.int64,
             device=device,
         )
+        # Whether to stop travels along: one reduction a step, and all ranks stop behind the same one.
+        local = torch.cat([local, self.stopping.flags(device)])
         total = self.accelerator.reduce(local, "sum").to(torch.int64) // self._replicas
-        self.counters.add(total[1:], computed)
+        self.stopping.agree(total[3:])
+        self.counters.add(total[1:3], computed)
         return total[0]
 
     def training_step(
@@ -218,6 +251,7 @@ class ExactTrainer(EvaluatingTrainer):
             loss = super().training_step(model, inputs, num_items_in_batch)
         except torch.OutOfMemoryError as error:
             raise self._out_of_memory(key) from error
+        self.stopping.watch(loss)
         if self._mean_items is None or num_items_in_batch is None:
             return loss
         return loss * (self._mean_items / torch.as_tensor(num_items_in_batch).clamp(min=1))
