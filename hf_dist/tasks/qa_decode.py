@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -243,23 +243,35 @@ def decode(
     """
     best: dict[tuple[int, int], float] = {}
     for found, places in zip(candidates, offsets, strict=True):
-        scores = found.start_logits[:, None] + found.end_logits[None, :]
-        starts, ends = found.starts[:, None], found.ends[None, :]
-        known = (found.starts >= 0) & (found.starts < len(places))
-        known_ends = (found.ends >= 0) & (found.ends < len(places))
-        valid = (ends >= starts) & (ends < starts + max_answer_tokens)
-        valid &= known[:, None] & known_ends[None, :] & np.isfinite(scores)
-        for row, column in np.argwhere(valid):
-            start, end = int(places[found.starts[row], 0]), int(places[found.ends[column], 1])
-            if OUTSIDE in (start, end):
-                continue
-            score = float(scores[row, column])
-            if score > best.get((start, end), -math.inf):
-                best[start, end] = score
+        for span, score in _spans(found, places, max_answer_tokens=max_answer_tokens, n_best=n_best):
+            if score > best.get(span, -math.inf):
+                best[span] = score
     ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:n_best]
     answers = [Answer(context[start:end], start, end, score) for (start, end), score in ranked]
     null = min(found.null for found in candidates)
     return Decoded(answers, null - answers[0].score if answers else math.inf)
+
+
+def _spans(
+    found: Candidates, places: NDArray[np.int64], *, max_answer_tokens: int, n_best: int
+) -> Iterator[tuple[tuple[int, int], float]]:
+    """The best `n_best` different spans of a window, in characters, with their scores."""
+    starts, ends = found.starts[:, None], found.ends[None, :]
+    scores = found.start_logits[:, None] + found.end_logits[None, :]
+    valid = (ends >= starts) & (ends < starts + max_answer_tokens) & np.isfinite(scores)
+    valid &= (starts >= 0) & (ends < len(places))
+    rows, columns = np.nonzero(valid)
+    first, last = places[found.starts[rows], 0], places[found.ends[columns], 1]
+    inside = (first != OUTSIDE) & (last != OUTSIDE)
+    first, last, kept = first[inside], last[inside], scores[rows, columns][inside]
+    seen: set[tuple[int, int]] = set()
+    for place in np.argsort(-kept, kind="stable"):
+        span = int(first[place]), int(last[place])
+        if span not in seen:
+            seen.add(span)
+            yield span, float(kept[place])
+        if len(seen) == n_best:
+            return
 
 
 def answer(

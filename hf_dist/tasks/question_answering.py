@@ -288,7 +288,7 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
         column = labels.arrow_column(dataset, "offsets")
         flat = pc.list_flatten(column).to_numpy()
         places = np.concatenate([[0], np.cumsum(pc.list_value_length(column).to_numpy())]).tolist()
-        for row, first, end in zip(questions, firsts.tolist(), ends.tolist(), strict=True):
+        for row, first, end in zip(questions.to_list(), firsts.tolist(), ends.tolist(), strict=True):
             if "answers" in row:
                 row["answers"] = json.loads(row["answers"])
             yield (
