@@ -128,7 +128,7 @@ def spoken_python_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def small_t5(tokenizer: PreTrainedTokenizerBase, **head: Any) -> T5Config:
-    """The config of a T5 of about a million weights for `tokenizer`'s vocabulary.
+    """The config of a T5 of 300,000 weights for `tokenizer`'s vocabulary.
 
     Args:
         tokenizer: gives the size of the vocabulary and the special tokens.
@@ -138,10 +138,10 @@ def small_t5(tokenizer: PreTrainedTokenizerBase, **head: Any) -> T5Config:
     head = {"decoder_start_token_id": tokenizer.pad_token_id, **head}
     return T5Config(
         vocab_size=len(tokenizer),
-        d_model=128,
-        d_kv=32,
+        d_model=64,
+        d_kv=16,
         num_heads=4,
-        d_ff=256,
+        d_ff=128,
         num_layers=2,
         dropout_rate=0.0,
         feed_forward_proj="relu",

@@ -51,6 +51,10 @@ def _digest(path: Path) -> str:
     return found.hexdigest()
 
 
+def _digest_of_manifest(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _flush(path: Path) -> None:
     """Brings a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -72,8 +76,9 @@ def seal(folder: Path, facts: Mapping[str, Any]) -> None:
         _flush(path)
         files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
     manifest = folder / MANIFEST
-    content = {"format": _FORMAT, "facts": dict(facts), "files": files}
-    manifest.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    content = {"format": _FORMAT, "facts": json.loads(json.dumps(facts, default=str)), "files": files}
+    content["xxh3_128"] = _digest_of_manifest(content)
+    manifest.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     _flush(manifest)
     _flush(folder)
 
@@ -94,11 +99,13 @@ def damage(folder: Path) -> str | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = dict(manifest["files"])
+        if manifest.pop("xxh3_128") != _digest_of_manifest(manifest):
+            return f"{MANIFEST} is damaged (its digest differs)"
         if manifest["format"] != _FORMAT or not isinstance(manifest["facts"], dict):
             return f"{MANIFEST} is of another format"
     except FileNotFoundError:
         return f"{MANIFEST} is missing: it was never finished, or another program wrote it"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     wrong = (_damage_of(folder, name, expected) for name, expected in files.items())
     return next((found for found in wrong if found is not None), None)

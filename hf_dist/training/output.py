@@ -10,12 +10,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from hf_dist.config import RunConfig
 from hf_dist.errors import CheckpointError
+from hf_dist.training.checkpoint_files import checkpoints
 
 # Written last by a run that trained to its end; its presence is what "finished" means.
 FINISHED_FILE = "all_results.json"
 RUN_FILE = "run.json"
+LOCK_FILE = ".lock"
 RUNS_FOLDER = Path("runs")
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "deepspeed", "peft", "evaluate", "numpy")
 
@@ -60,6 +64,45 @@ def claim_next_run(recipe: str, runs: Path = RUNS_FOLDER) -> Path:
         raise CheckpointError(
             f"can't create a folder in {runs.absolute()}: {error.strerror}; name one with --output_dir"
         ) from None
+
+
+def lock(output_dir: Path) -> FileLock:
+    """Claims a folder for this process until the lock is released or the process ends.
+
+    Raises:
+        CheckpointError: If another run writes to it.
+    """
+    claimed = FileLock(output_dir / LOCK_FILE)
+    try:
+        claimed.acquire(timeout=0)
+    except Timeout:
+        raise CheckpointError(
+            f"another run is writing to {output_dir}; wait for it, or name another --output_dir"
+        ) from None
+    return claimed
+
+
+def unfinished_run(recipe: str, config: RunConfig, runs: Path = RUNS_FOLDER) -> Path | None:
+    """The newest unnamed run of this recipe that has the same config, a checkpoint, and no end."""
+    wanted = json.loads(json.dumps(config.as_dict(), default=str))
+    for folder in sorted(runs.glob(f"{recipe}-*"), reverse=True):
+        if (folder / FINISHED_FILE).exists() or not checkpoints(folder):
+            continue
+        try:
+            found = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))["config"]
+        except (OSError, ValueError, KeyError):
+            continue
+        if found == wanted and not _is_locked(folder):
+            return folder
+    return None
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        lock(folder).release()
+    except CheckpointError:
+        return True
+    return False
 
 
 def package_versions() -> dict[str, str]:

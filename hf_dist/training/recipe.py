@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from datasets import Dataset, DatasetDict
+from filelock import FileLock
 from rich.console import Console
 from rich.table import Table
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -65,7 +66,10 @@ class RecipeTask(TaskSpec, Protocol):
 
 @dataclass(kw_only=True)
 class Recipe:
-    """Everything that a run is made of; `run` does what the config says."""
+    """Everything that a run is made of; `run` does what the config says.
+
+    `lock` (rank 0) keeps other runs out of `output_dir` as long as this object lives, or until `run` is done.
+    """
 
     task: RecipeTask
     config: RunConfig
@@ -77,6 +81,7 @@ class Recipe:
     report: PlanReport | None
     trainer: ExactTrainer
     output_dir: Path
+    lock: FileLock | None = None
 
     def run(self) -> dict[str, Any]:
         """Trains, evaluates and predicts as the config says; returns what all_results.json holds.
@@ -101,6 +106,8 @@ class Recipe:
             self._write_results(results)
         if arguments.push_to_hub:
             self.trainer.push_to_hub()
+        if self.lock is not None:
+            self.lock.release()
         return results
 
     def _split(self, name: str) -> Dataset:

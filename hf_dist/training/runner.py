@@ -19,6 +19,7 @@ from typing import Any
 import datasets
 import transformers
 import yaml
+from filelock import FileLock
 from transformers import (
     EarlyStoppingCallback,
     PretrainedConfig,
@@ -108,18 +109,33 @@ def _make_arguments(config: RunConfig, extra: Mapping[str, Any], best_metric: st
         raise ConfigError(f"TrainingArguments refuse these settings: {error}") from error
 
 
-def _choose_output_dir(config: RunConfig, name: str, arguments: TrainingArguments) -> Path:
-    """Creates the folder the user named, or the next free one: rank 0 claims it and tells the others."""
+def _choose_output_dir(
+    config: RunConfig, name: str, arguments: TrainingArguments
+) -> tuple[Path, FileLock | None]:
+    """Rank 0 claims the folder of the run and tells the others.
 
-    def create() -> str:
+    It is the one the user named; or that of an unfinished run with the same settings, which goes on; or the
+    next free one.
+    """
+    locks: list[FileLock] = []
+
+    def claim() -> str:
         named = config.training_arguments.get("output_dir")
-        if named is None:
-            return str(output.claim_next_run(name))
-        Path(named).mkdir(parents=True, exist_ok=True)
-        return str(named)
+        folder = Path(named) if named is not None else None
+        if folder is None and arguments.do_train and config.training.resume == "auto":
+            folder = output.unfinished_run(name, config)
+            if folder is not None:
+                logger.info("%s was not finished and has the same settings: it goes on", folder)
+        if folder is None:
+            folder = output.claim_next_run(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        locks.append(output.lock(folder))
+        if arguments.do_train:
+            output.write_run_file(folder, recipe=name, config=config, seed=arguments.seed)
+        return str(folder)
 
-    arguments.output_dir = on_main(create)
-    return Path(arguments.output_dir)
+    arguments.output_dir = on_main(claim)
+    return Path(arguments.output_dir), (locks[0] if locks else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +275,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
     )
     arguments = _make_arguments(config, extra, task.best_metric)
     engines.start_communication(preset)
-    output_dir = _choose_output_dir(config, task.name, arguments)
+    output_dir, lock = _choose_output_dir(config, task.name, arguments)
 
     model = load_model(prepared.model_config, task.auto_class, config.model, seed=arguments.seed)
     # A parameter that ZeRO-3 has partitioned says how large it was.
@@ -304,6 +320,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
         report=prepared.report,
         trainer=trainer,
         output_dir=output_dir,
+        lock=lock,
     )
 
 
