@@ -1,15 +1,17 @@
 """The built-in views, tokenizers and model of the encoder-decoder tasks."""
 
+import ast
+
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_dist.data import builtin_seq2seq
-from hf_dist.data.docstrings import docstrings, split_of
+from hf_dist.data.docstrings import split_of
 
 
 @pytest.fixture(scope="module")
-def summaries():
-    return builtin_seq2seq.summaries()
+def outlines():
+    return builtin_seq2seq.outlines()
 
 
 @pytest.fixture(scope="module")
@@ -17,47 +19,43 @@ def spoken():
     return builtin_seq2seq.spoken_python()
 
 
-def test_summaries_are_first_lines_and_documents_lack_them(summaries):
-    texts = {}
-    for row in docstrings():
-        name = f"{row.module}.{row.name}" if row.name else row.module
-        texts.setdefault(name, []).append(row.text)
-    for row in summaries["validation"].select(range(50)):
-        name, _, body = row["document"].partition("\n\n")
-        assert row["summary"] and body
-        # A name may be defined twice; one of its texts is this one.
-        whole = [" ".join(text.split()) for text in texts[name]]
-        assert " ".join([row["summary"], *body.split()]) in whole
+def test_outlines_name_the_function_first(outlines):
+    for row in outlines["validation"]:
+        [function] = ast.parse(row["document"]).body
+        words = row["summary"].split(" with ")[0].split(" calls ")[0]
+        assert words.replace(" ", "") in function.name.lower().replace("_", "")
+        assert ast.get_docstring(function) is None
 
 
-def test_sizes_and_splits(summaries, spoken):
-    assert len(summaries["train"]) > 1500
+def test_sizes_and_splits(outlines, spoken):
+    assert len(outlines["train"]) > 3000
     assert len(spoken["train"]) == 8000
-    for view in (summaries, spoken):
+    for view in (outlines, spoken):
         assert len(view["validation"]) == len(view["test"]) == builtin_seq2seq.MOST_EVALUATED
-    assert all(split_of(text) == "validation" for text in summaries["validation"]["summary"])
-    assert all(split_of(row["translation"]["python"]) == "test" for row in spoken["test"])
+    assert all(split_of(text) == "validation" for text in outlines["validation"]["document"])
+    assert all(split_of(row["python"]) == "test" for row in spoken["test"]["translation"])
 
 
-def test_no_text_lies_in_two_splits(summaries, spoken):
-    for column, view in (("summary", summaries), ("document", summaries)):
-        texts = {split: set(view[split][column]) for split in view}
-        assert texts["train"].isdisjoint(texts["validation"] | texts["test"])
-    sources = {split: {row["python"] for row in spoken[split]["translation"]} for split in spoken}
-    assert sources["train"].isdisjoint(sources["validation"] | sources["test"])
-    assert sum(len(rows) for rows in sources.values()) == sum(len(rows) for rows in spoken.values())
+def test_no_source_lies_in_two_splits_or_twice_in_one(outlines, spoken):
+    views = (
+        {split: outlines[split]["document"] for split in outlines},
+        {split: [row["python"] for row in spoken[split]["translation"]] for split in spoken},
+    )
+    for sources in views:
+        everywhere = [text for texts in sources.values() for text in texts]
+        assert len(set(everywhere)) == len(everywhere)
 
 
 def test_the_view_is_a_function_of_the_library(spoken):
     again = builtin_seq2seq.spoken_python(most_trained=10)
-    assert again["train"]["translation"] == spoken["train"]["translation"][:10]
+    assert again["train"]["translation"][:] == spoken["train"]["translation"][:10]
 
 
 @pytest.mark.parametrize(
     ("make", "text", "words"),
     [
         (builtin_seq2seq.spoken_python_tokenizer, "self._getValue[0]", "self . get value [ 0 ]"),
-        (builtin_seq2seq.summary_tokenizer, "Return True if it's OK.", "return true if it's ok ."),
+        (builtin_seq2seq.outline_tokenizer, "Return True if it's OK.", "return true if it's ok ."),
     ],
 )
 def test_tokenizers_split_words_and_lower_them(make, text, words, tmp_path):

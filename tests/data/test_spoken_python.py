@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from hf_dist.data.spoken_python import statements
+from hf_dist.data.spoken_python import outlines, statements
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,29 @@ def test_what_the_rules_cannot_say_is_left_out(python):
 def test_statements_inside_functions_are_found():
     code = "def f(a):\n    '''Doc.'''\n    if a:\n        return a.b\n"
     assert list(statements(ast.parse(code))) == [("if a:", "if a"), ("return a.b", "return a dot b")]
+
+
+def test_only_as_many_words_as_asked_for():
+    tree = ast.parse("return\nx = 1\ny = a + b + c")
+    assert [python for python, _ in statements(tree, words=range(3, 5))] == ["x = 1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "source", "outline"),
+    [
+        (
+            "def readLine(self, limit=-1):\n    'Doc.'\n    return self.find(len(limit), key=min)",
+            "def readLine(self, limit=-1):\n    return self.find(len(limit), key=min)",
+            "read line with limit calls find and len",
+        ),
+        ("@x\ndef f(cls, *a, **kw):\n    pass", "def f(cls, *a, **kw):\n    pass", "f with a and kw"),
+        ("def f():\n    a(b(c()))\n    a(d)", None, "f calls a and b and c"),
+        ("def f():\n    x.y(1).z(e())\n    g()\n    h()", None, "f calls y and z and e"),
+        ("def f(self):\n    'Doc.'", "", ""),
+        ("def f(self):\n    return 1", "", ""),
+        ("def f(x):\n    return '" + "a" * 80 + "'", "", ""),
+    ],
+)  # fmt: skip
+def test_outlines(code, source, outline):
+    found = list(outlines(ast.parse(code), longest=80))
+    assert found == ([(source or code, outline)] if outline else [])

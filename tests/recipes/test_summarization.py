@@ -126,4 +126,4 @@ def test_two_processes_score_a_model_as_one(preset, trained, files, tmp_path):
 @pytest.mark.slow
 def test_built_in_data_beats_its_baseline(tmp_path):
     found = launch.run(RECIPE, output_dir=tmp_path / "out")
-    assert found["eval_rougeL"] > found["eval_rougeL_baseline"] + 0.02
+    assert found["eval_rougeL"] > found["eval_rougeL_baseline"] + 0.06

@@ -128,4 +128,4 @@ def test_two_processes_train_and_generate(preset, tmp_path):
 @pytest.mark.slow
 def test_built_in_data_beats_its_baseline(tmp_path):
     found = launch.run(RECIPE, output_dir=tmp_path / "out")
-    assert found["eval_bleu"] > found["eval_bleu_baseline"] + 15
+    assert found["eval_bleu"] > found["eval_bleu_baseline"] + 30

@@ -41,7 +41,7 @@ def json_lines(path: Path, rows: list[dict]) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return builtin_seq2seq.summary_tokenizer()
+    return builtin_seq2seq.outline_tokenizer()
 
 
 def config_of(kind: str, tokenizer):
