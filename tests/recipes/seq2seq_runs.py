@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_dist.training.recipe import Recipe
-from tests.launch import call
+from tests.launch import call, run
 
 # A copy task that a small model learns in a few steps: the answer is the first word.
 WORDS = ("file", "socket", "thread", "class", "module", "string")
@@ -97,3 +97,22 @@ def compare_with_stock(build: Callable[..., Recipe], folder: Path, **files: str)
     again = build(**settings, output_dir=str(folder / "again"))
     assert losses == pytest.approx(stock_losses(again, folder, 10, 8), rel=1e-6)
     assert len(losses) == 10 and losses[-1] < losses[0]
+
+
+def two_processes_train_and_one_scores(
+    recipe: str, main: Callable[[], None], flags: list[str], folder: Path, *, preset: str, scores: list[str]
+) -> None:
+    """Two processes train a few steps on a preset and evaluate; one process then scores what they saved."""
+    steps = ("--do_train", "--do_eval", "--max_steps=3", "--learning_rate=1e-4", "--tokens_per_step=1024")
+    two = run(recipe, *SHORT, *flags, *steps, f"--preset={preset}", output_dir=folder / "two", nproc=2)
+    assert two["world_size"] == 2
+    assert two["engine"] == ("ddp" if preset == "none" else f"deepspeed-{preset}")
+    same = [flag for flag in flags if not flag.startswith(("--model_name_or_path", "--train_file"))]
+    saved = f"--model_name_or_path={folder / 'two'}"
+    # In other batches besides.
+    one = results(
+        main, *SHORT, *same, saved, "--do_eval", "--max_tokens_per_device=64", output_dir=folder / "one"
+    )
+    for name in scores:
+        assert two[f"eval_{name}"] == pytest.approx(one[f"eval_{name}"], abs=1e-9), name
+    assert two["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-5)

@@ -8,7 +8,15 @@ import pytest
 
 from recipes.summarization import build, main
 from tests import launch
-from tests.recipes.seq2seq_runs import ROWS, SHORT, compare_with_stock, predictions, results, write
+from tests.recipes.seq2seq_runs import (
+    ROWS,
+    SHORT,
+    compare_with_stock,
+    predictions,
+    results,
+    two_processes_train_and_one_scores,
+    write,
+)
 
 RECIPE = "summarization"
 
@@ -104,23 +112,33 @@ def test_faults_are_one_line(flags, expected, files, tmp_path, monkeypatch, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["none", "zero2", "zero3"])
-def test_two_processes_score_a_model_as_one(preset, trained, files, tmp_path):
-    folder, found = trained
+def test_two_processes_score_as_one(preset, trained, files, tmp_path):
+    flags = [
+        f"--model_name_or_path={trained[0]}",
+        "--source_prefix=tldr: ",
+        f"--train_file={files}/train.jsonl",
+        f"--validation_file={files}/dev.jsonl",
+    ]
+    scores = ["rouge1", "rouge2", "rougeL", "rougeLsum", "generated_words"]
+    two_processes_train_and_one_scores(RECIPE, main, flags, tmp_path, preset=preset, scores=scores)
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_a_model_under_zero3(trained, files, tmp_path):
     two = launch.run(
         RECIPE,
         *SHORT,
-        f"--model_name_or_path={folder}",
+        f"--model_name_or_path={trained[0]}",
         "--source_prefix=tldr: ",
         "--do_eval",
         f"--validation_file={files}/dev.jsonl",
-        f"--preset={preset}",
+        "--preset=zero3",
         output_dir=tmp_path / "two",
         nproc=2,
     )
-    assert two["world_size"] == 2
-    for name in ("rouge1", "rouge2", "rougeL", "rougeLsum", "generated_words"):
-        assert two[f"eval_{name}"] == pytest.approx(found[f"eval_{name}"], abs=1e-9), name
-    assert two["eval_loss"] == pytest.approx(found["eval_loss"], rel=1e-5)
+    assert two["engine"] == "deepspeed-zero3"
+    assert two["eval_rougeL"] == pytest.approx(trained[1]["eval_rougeL"], abs=1e-9)
+    assert two["eval_loss"] == pytest.approx(trained[1]["eval_loss"], rel=1e-5)
 
 
 @pytest.mark.slow

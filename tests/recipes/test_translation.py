@@ -7,7 +7,14 @@ import pytest
 from recipes.translation import build, main
 from tests import launch
 from tests.recipes.seq2seq_runs import ROWS as SHORT_ROWS
-from tests.recipes.seq2seq_runs import SHORT, compare_with_stock, predictions, results, write
+from tests.recipes.seq2seq_runs import (
+    SHORT,
+    compare_with_stock,
+    predictions,
+    results,
+    two_processes_train_and_one_scores,
+    write,
+)
 
 RECIPE = "translation"
 # BLEU counts groups of four words.
@@ -86,43 +93,19 @@ def test_faults_are_one_line(files, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_processes_generate_under_zero3_as_one_process_does(trained, files, tmp_path):
-    """Every rank must take part in every forward pass, though their texts end at different lengths."""
-    _two_score_as_one("zero3", trained, files, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["none", "zero2"])
-def test_two_processes_score_a_model_as_one(preset, trained, files, tmp_path):
-    _two_score_as_one(preset, trained, files, tmp_path)
-
-
-def _two_score_as_one(preset, trained, files, tmp_path):
-    folder, found = trained
-    two = launch.run(
-        RECIPE,
-        *SHORT,
-        f"--model_name_or_path={folder}",
+@pytest.mark.parametrize(
+    "preset", ["zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "zero2"))]
+)
+def test_two_processes_score_as_one(preset, trained, files, tmp_path):
+    """Under ZeRO-3 every rank must take part in every forward pass, though texts end at different lengths."""
+    flags = [
+        f"--model_name_or_path={trained[0]}",
         "--source_lang=xx",
-        "--do_eval",
+        f"--train_file={files}/train.jsonl",
         f"--validation_file={files}/dev.jsonl",
-        f"--preset={preset}",
-        output_dir=tmp_path / "two",
-        nproc=2,
-    )
-    assert two["world_size"] == 2
-    for name in ("bleu", "chrf", "generated_words"):
-        assert two[f"eval_{name}"] == pytest.approx(found[f"eval_{name}"], abs=1e-9), name
-    assert two["eval_loss"] == pytest.approx(found["eval_loss"], rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["zero2", "zero3"])
-def test_two_processes_train_and_generate(preset, tmp_path):
-    small = (*launch.SMALL, "--max_target_length=16", "--tokens_per_step=2048")
-    found = launch.run(RECIPE, *small, f"--preset={preset}", output_dir=tmp_path / "out", nproc=2)
-    assert found["engine"] == f"deepspeed-{preset}"
-    assert found["eval_loss"] > 0 and found["eval_bleu"] >= 0
+    ]
+    scores = ["bleu", "chrf", "generated_words"]
+    two_processes_train_and_one_scores(RECIPE, main, flags, tmp_path, preset=preset, scores=scores)
 
 
 @pytest.mark.slow
