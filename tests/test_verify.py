@@ -62,6 +62,14 @@ def test_nan_missing_steps_and_missing_tensors_never_agree(tmp_path):
     assert compare(other, reference).failures() == ["weights"]
 
 
+def test_tied_weights_may_be_saved_once_a_name(tmp_path):
+    reference = trained(tmp_path / "a")
+    copied = {"w": torch.tensor([3.0, 4.0]), "tied": torch.tensor([3.0, 4.0])}
+    assert compare(trained(tmp_path / "b", weights=copied), reference).weights == 0
+    other = {"w": torch.tensor([3.0, 4.0]), "extra": torch.tensor([3.0, 5.0])}
+    assert compare(trained(tmp_path / "c", weights=other), reference).failures() == ["weights"]
+
+
 def test_a_failing_run_says_why(tmp_path):
     script = recipe_file("text_classification")
     with pytest.raises(EngineError, match="the run 1x1 none failed: .*nowhere.csv"):
