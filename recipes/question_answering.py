@@ -29,6 +29,9 @@ DEFAULTS: dict[str, Any] = {
     "max_tokens_per_device": 512,
     "tokens_per_step": 1024,
     "learning_rate": 2e-3,
+    # BERT's own. A shift of all logits changes nothing, so the head's bias has only rounding errors as its
+    # gradient; with 1e-8 Adam makes whole steps of them, and two engines end at other (equally good) weights.
+    "adam_epsilon": 1e-6,
     "weight_decay": 0.01,
     "warmup_steps": 0.1,
     "num_train_epochs": 2.0,
