@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "learning_rate": 4e-3,
     "weight_decay": 0.01,
     "warmup_steps": 0.1,
-    "num_train_epochs": 6.0,
+    "num_train_epochs": 5.0,
     "logging_steps": 10,
     "eval_strategy": "epoch",
     "save_strategy": "epoch",
