@@ -23,7 +23,7 @@ def describe_data(data: DataConfig) -> str:
     files = [Path(file).name for file in named if file is not None]
     if files:
         return ", ".join(f"`{file}`" for file in files)
-    return "the documentation of Python's standard library (built in)"
+    return "Python's standard library (built in)"
 
 
 def model_card(
