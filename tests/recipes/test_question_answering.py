@@ -170,6 +170,7 @@ def test_ten_steps_equal_the_stock_trainer(tmp_path):
             learning_rate=arguments.learning_rate,
             weight_decay=arguments.weight_decay,
             warmup_steps=arguments.warmup_steps,
+            adam_epsilon=arguments.adam_epsilon,
             train_sampling_strategy="sequential",
             logging_steps=1,
             save_strategy="no",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, pipeline
@@ -75,9 +76,10 @@ def test_the_saved_model_runs_in_a_pipeline(trained, capsys):
     card = (trained[0] / "README.md").read_text()
     code = card.partition("```python\n")[2].partition("```")[0]
     capsys.readouterr()
+    # The card's words are Python, of which this model knows nothing.
+    code = re.sub(r"words = \[.*\]", 'words = ["she", "lives", "in", "Paris", "now"]', code)
     exec(code, {"FOLDER": str(trained[0])})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines and all(line.split()[-2] in ("PER", "LOC") for line in lines)
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["Paris", "LOC"]]
 
 
 def test_eval_and_predict_alone(trained, files, tmp_path):
