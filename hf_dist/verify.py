@@ -185,13 +185,23 @@ def _largest_difference(values: Sequence[float], reference: Sequence[float]) -> 
 
 
 def _weights(folder: Path) -> dict[str, Any]:
+    """The saved weights by the names that the model has for them once it is loaded.
+
+    Names in the file may be others: transformers 5.24 writes a BERT that was trained under ZeRO-3 with the
+    names of the original checkpoints (`LayerNorm.gamma`), and loads both.
+    """
+    import transformers
     from safetensors.torch import load_file
 
-    return {
-        name: tensor.double()
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
+    config = folder / "config.json"
+    names = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.exists() else None
+    model_class = getattr(transformers, names[0], None) if names else None
+    if model_class is not None:
+        loaded = model_class.from_pretrained(folder).state_dict()
+    else:
+        files = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
+        loaded = {name: tensor for file in files for name, tensor in file.items()}
+    return {name: tensor.double() for name, tensor in loaded.items()}
 
 
 def _without_copies(weights: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:

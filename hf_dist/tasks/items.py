@@ -39,7 +39,7 @@ class TokenItems:
 
 @dataclass(frozen=True)
 class SpanItems:
-    """Two items an example: the start and the end of a span in the sequence (extractive question answering)."""
+    """Two items an example: the start and the end of a span (extractive question answering)."""
 
 
 Items: TypeAlias = ExampleItems | TokenItems | SpanItems
