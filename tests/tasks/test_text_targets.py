@@ -102,7 +102,7 @@ def test_fractions_are_a_regression(tmp_path):
 
 def test_whole_numbers_are_a_regression_where_that_is_said(tmp_path):
     rows = [{"text": "a", "label": "1"}, {"text": "b", "label": "3"}]
-    task, _, raw = load(tmp_path, rows, problem="regression")
+    _, _, raw = load(tmp_path, rows, problem="regression")
     assert raw["train"]["labels"][:] == [1.0, 3.0]
 
 

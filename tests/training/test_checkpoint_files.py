@@ -72,8 +72,15 @@ def test_publishing_over_a_damaged_one_keeps_it(tmp_path):
 
 @pytest.mark.parametrize(
     ("limit", "best", "left"),
-    [(None, [], {1, 2, 3, 4}), (1, [], {4}), (2, [], {3, 4}), (2, [1], {1, 4}), (1, [2], {2, 4}), (9, [], {1, 2, 3, 4})],
-)  # fmt: skip
+    [
+        (None, [], {1, 2, 3, 4}),
+        (1, [], {4}),
+        (2, [], {3, 4}),
+        (2, [1], {1, 4}),
+        (1, [2], {2, 4}),
+        (9, [], {1, 2, 3, 4}),
+    ],
+)
 def test_rotation_keeps_the_best_and_the_newest_whole_one(tmp_path, limit, best, left):
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
