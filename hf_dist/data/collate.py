@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+IGNORED = -100
+"""The label that counts nowhere (transformers' convention)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:

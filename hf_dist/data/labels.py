@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,12 @@ def class_order(dataset: Dataset, column: str, names: pa.ChunkedArray) -> list[s
     feature = dataset.features[column]
     if isinstance(feature, ClassLabel):
         return list(feature.names)
-    found: list[str] = pc.unique(names).drop_null().to_pylist()
+    return sorted_names(pc.unique(names).drop_null().to_pylist())
+
+
+def sorted_names(names: Iterable[str]) -> list[str]:
+    """Names in the order of the ids they get: as numbers if all are integers, else by code point."""
+    found = list(names)
     try:
         return sorted(found, key=int)
     except ValueError:
@@ -112,19 +117,38 @@ def check_labelled(names: pa.ChunkedArray, *, column: str, split: str) -> None:
 
 
 def check_seen(
-    names: pa.ChunkedArray, seen: Sequence[str], *, column: str, split: str, by: str = "the training data"
+    names: pa.ChunkedArray,
+    seen: Sequence[str],
+    *,
+    column: str,
+    split: str,
+    by: str = "the training data",
+    what: str = "labels",
+    row_of: Callable[[int], int] = lambda place: place + 1,
 ) -> None:
-    """Raises a DataError for the first labels of a split that are not among those `seen`."""
+    """Refuses labels of a split that are not among those `seen`.
+
+    Args:
+        names: labels by name; nulls don't count.
+        seen: those that are known.
+        column: where they are from, for the message.
+        split: likewise.
+        by: who knows them.
+        what: what they are called.
+        row_of: number of the row, counted from 1, of a place in `names`.
+
+    Raises:
+        DataError: with the first ones and the row of the first.
+    """
     found = pc.unique(names).drop_null().to_pylist()
     unseen = sorted(set(found) - set(seen))
     if unseen:
-        row = int(np.flatnonzero(pc.fill_null(pc.equal(names, unseen[0]), False).to_numpy())[0])
+        row = row_of(pc.index(names, unseen[0]).as_py())
         shown = ", ".join(unseen[:_SHOWN]) + (f" and {len(unseen) - _SHOWN} more" if unseen[_SHOWN:] else "")
         hint = nearest(unseen[0], seen) if len(unseen) == 1 else ""
         raise DataError(
-            f"column {column} of the {split} data has labels that {by} never shows: {shown}{hint}, first in "
-            "row "
-            f"{row + 1}; add training rows of them, or remove these rows"
+            f"column {column} of the {split} data has {what} that {by} never shows: {shown}{hint}, first in "
+            f"row {row}; add training rows of them, or remove these rows"
         )
 
 

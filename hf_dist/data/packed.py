@@ -17,12 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hf_dist.batching.packing import Packing
-from hf_dist.data.collate import round_up
+from hf_dist.data.collate import IGNORED, round_up
 from hf_dist.data.packed_attention import PackedAttention, block_mask
 from hf_dist.errors import DataError, nearest
-
-IGNORED = -100
-"""The label that counts nowhere (transformers' convention)."""
 
 
 class Pack(UserDict[str, NDArray[np.int64]]):

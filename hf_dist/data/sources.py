@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from datasets import DatasetDict
@@ -91,7 +91,7 @@ def named_folder(data: DataConfig) -> str:
     return data.dataset_name
 
 
-def hold_out(splits: DatasetDict, data: DataConfig, strata: np.ndarray) -> DatasetDict:
+def hold_out(splits: DatasetDict, data: DataConfig, strata: np.ndarray | None = None) -> DatasetDict:
     """Splits a validation set off the training rows where there is none.
 
     The choice depends on the labels and the number of rows alone. Every stratum gives its share, rounded,
@@ -100,7 +100,8 @@ def hold_out(splits: DatasetDict, data: DataConfig, strata: np.ndarray) -> Datas
     Args:
         splits: with `train`; returned as it is where it also has `validation`.
         data: `validation_fraction` is the share of the rows held out; none are of a stream.
-        strata: (rows,) class of each training row, for shares that are the same in both splits.
+        strata: (rows,) class of each training row, for shares that are the same in both splits; None takes
+            rows whatever they are.
 
     Raises:
         DataError: too few rows.
@@ -108,6 +109,8 @@ def hold_out(splits: DatasetDict, data: DataConfig, strata: np.ndarray) -> Datas
     if "train" not in splits or "validation" in splits or data.streaming:
         return splits
     fraction = data.validation_fraction
+    if strata is None:
+        strata = np.zeros(len(splits["train"]), dtype=np.int64)
     order = np.random.default_rng(0).permutation(len(strata))
     order = order[np.argsort(strata[order], kind="stable")]
     groups = np.split(order, np.flatnonzero(np.diff(strata[order])) + 1)
@@ -142,6 +145,32 @@ def first_rows(splits: DatasetDict, data: DataConfig) -> DatasetDict:
             for split, rows in splits.items()
         }
     )
+
+
+def first_split(splits: DatasetDict) -> str:
+    """The split that the others are held to: the training rows, if there are any."""
+    return next(split for split in ("train", "validation", "test") if split in splits)
+
+
+def check_same_columns(splits: DatasetDict, columns: Sequence[str], labels: Sequence[str] = ()) -> None:
+    """Checks that all splits have the columns that were found in the first one.
+
+    Args:
+        splits: raw splits.
+        columns: those that every split needs.
+        labels: those that a test split may lack.
+
+    Raises:
+        DataError: one isn't there; the message lists the columns of that split.
+    """
+    first = first_split(splits)
+    for split, rows in splits.items():
+        for name in [*columns, *(labels if split != "test" else ())]:
+            if name not in rows.column_names:
+                raise DataError(
+                    f"the {split} data has no column {name}{nearest(name, rows.column_names)}, which the "
+                    f"{first} data has; it has {', '.join(rows.column_names)}"
+                )
 
 
 def find_column(columns: list[str], wanted: str | None, usual: tuple[str, ...], *, flag: str) -> str:

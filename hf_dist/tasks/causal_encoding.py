@@ -7,10 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_dist.data.collate import IGNORED
 from hf_dist.errors import ConfigError
-
-IGNORED = -100
-"""The label that counts nowhere (transformers' convention)."""
 
 Columns = dict[str, list[Any]]
 

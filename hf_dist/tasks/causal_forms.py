@@ -47,7 +47,7 @@ def find_form(splits: DatasetDict, settings: Any) -> CausalColumns:
     Raises:
         DataError: a named column isn't there, or no form is recognised.
     """
-    first = next(splits[split] for split in ("train", "validation", "test") if split in splits)
+    first = splits[sources.first_split(splits)]
     there = first.column_names
     if settings.messages_column:
         return _found(CausalColumns("chat", settings.messages_column), there)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from torch import nn
@@ -20,7 +19,7 @@ from hf_dist.batching.packing import Packing
 from hf_dist.config import BatchingConfig, DataConfig, ModelConfig, at_least, option
 from hf_dist.data import builtin_model, sources
 from hf_dist.data.builtin_text import docstring_texts
-from hf_dist.data.collate import round_up
+from hf_dist.data.collate import IGNORED, round_up
 from hf_dist.data.packed import Pack, PackedCollator, PackedDataset
 from hf_dist.data.packed_probe import packed_collator
 from hf_dist.data.tokenizing import count_true, encode_rows
@@ -29,7 +28,7 @@ from hf_dist.tasks.base import Task
 from hf_dist.tasks.causal_encoding import Conversations, PromptAnswers, TextPieces
 from hf_dist.tasks.causal_forms import CausalColumns, Form, find_form, read_form
 from hf_dist.tasks.items import TokenItems
-from hf_dist.tasks.language_scores import IGNORED, RowSums, record_of, row_sums, score_sums, unigram_nll
+from hf_dist.tasks.language_scores import RowSums, record_of, row_sums, score_sums, unigram_nll
 from hf_dist.tasks.pretrained import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -102,8 +101,7 @@ class CausalLM(Task[CausalLMSettings]):
         self._block = self.settings.block_size or data.max_length
         found = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
         if "train" in found:
-            strata = np.zeros(len(found["train"]), dtype=np.int64)
-            found = sources.hold_out(found, data, strata)
+            found = sources.hold_out(found, data)
         return sources.first_rows(found, data)
 
     def builtin_splits(self) -> DatasetDict:

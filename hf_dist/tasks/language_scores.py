@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-IGNORED = -100
-"""The label that counts nowhere (transformers' convention)."""
+from hf_dist.data.collate import IGNORED
 
 
 class RowSums(NamedTuple):

@@ -17,11 +17,12 @@ from hf_dist.config import DataConfig, ModelConfig, at_least, option
 from hf_dist.data import labels as checks
 from hf_dist.data import sources
 from hf_dist.data.builtin_text import docstring_texts
+from hf_dist.data.collate import IGNORED
 from hf_dist.data.tokenizing import encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import TokenItems
-from hf_dist.tasks.language_scores import IGNORED, RowSums, record_of, row_sums, score_sums, unigram_nll
+from hf_dist.tasks.language_scores import RowSums, record_of, row_sums, score_sums, unigram_nll
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +78,7 @@ class MaskedLM(Task[MaskedLMSettings]):
         splits = sources.load_splits(data, self.builtin_splits)
         found = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
         if "train" in found:
-            strata = np.zeros(len(found["train"]), dtype=np.int64)
-            found = sources.hold_out(found, data, strata)
+            found = sources.hold_out(found, data)
         return sources.first_rows(found, data)
 
     def builtin_splits(self) -> DatasetDict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
@@ -98,6 +99,15 @@ def check_fit(
             f"--max_length {max_length}{rounded}: the model takes at most {limit} tokens; give --max_length "
             f"{limit // pad_to_multiple_of * pad_to_multiple_of or limit} or less"
         )
+
+
+def class_head(classes: Sequence[str]) -> dict[str, Any]:
+    """Fields of a config for a head with these classes, in the order of their ids."""
+    return {
+        "num_labels": len(classes),
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: place for place, name in enumerate(classes)},
+    }
 
 
 def forward_parameters(config: PretrainedConfig, auto_class: Any) -> frozenset[str] | None:

@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 
 from hf_dist.config import DataConfig, at_least, option
 from hf_dist.data import labels, sources
-from hf_dist.errors import DataError, nearest
+from hf_dist.errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def find_columns(splits: DatasetDict, settings: QuestionAnsweringSettings) -> Qu
     Raises:
         DataError: one isn't there, or two are the same.
     """
-    first = next(split for split in ("train", "validation", "test") if split in splits)
+    first = sources.first_split(splits)
     there = splits[first].column_names
     question = sources.find_column(there, settings.question_column, QUESTION_COLUMNS, flag="question_column")
     context = sources.find_column(there, settings.context_column, CONTEXT_COLUMNS, flag="context_column")
@@ -88,13 +88,7 @@ def find_columns(splits: DatasetDict, settings: QuestionAnsweringSettings) -> Qu
         raise DataError(
             f"question, context, answers and id must be different columns, not {', '.join(chosen)}"
         )
-    for split, rows in splits.items():
-        for name in [question, context, *([answers] if answers is not None and split != "test" else [])]:
-            if name not in rows.column_names:
-                raise DataError(
-                    f"the {split} data has no column {name}{nearest(name, rows.column_names)}, which the "
-                    f"{first} data has; it has {', '.join(rows.column_names)}"
-                )
+    sources.check_same_columns(splits, [question, context], [] if answers is None else [answers])
     logger.info("columns: %s", ", ".join(chosen))
     return QuestionColumns(question, context, answers, identity)
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PretrainedConf
 
 from hf_dist.config import DataConfig, ModelConfig, at_least, option
 from hf_dist.data import builtin_seq2seq, sources
-from hf_dist.data.collate import round_up
+from hf_dist.data.collate import IGNORED, round_up
 from hf_dist.data.tokenizing import count_true, encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.base import Task
@@ -31,7 +31,6 @@ from hf_dist.tasks.seq2seq_encoding import EncodePairs, special_tokens
 
 logger = logging.getLogger(__name__)
 
-IGNORED = -100
 
 # What only sampling or only beam search reads; a config that says both warns at every call.
 _OF_SAMPLING = (
@@ -133,7 +132,7 @@ class Seq2Seq(Task[S]):
             sources.load_splits(data, self.builtin_data), builtin=not any(name is not None for name in named)
         )
         if "train" in loaded:
-            loaded = sources.hold_out(loaded, data, np.zeros(len(loaded["train"])))
+            loaded = sources.hold_out(loaded, data)
         return sources.first_rows(loaded, data)
 
     def encode(

@@ -8,10 +8,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_dist.data.collate import IGNORED
+
 CUT = "truncated"
 """Column: the row was cut."""
-IGNORED = -100
-"""The label that counts nowhere (transformers' convention)."""
 NOWHERE = -1
 """The place of a word that has no token."""
 

@@ -14,7 +14,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_dist.config import option
 from hf_dist.data import labels, sources
-from hf_dist.errors import ConfigError, DataError, nearest
+from hf_dist.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def find_columns(splits: DatasetDict, settings: TokenClassificationSettings) -> 
     Raises:
         DataError: one isn't there, or both are the same.
     """
-    first = next(split for split in ("train", "validation", "test") if split in splits)
+    first = sources.first_split(splits)
     there = splits[first].column_names
     tokens = sources.find_column(there, settings.tokens_column, TOKEN_COLUMNS, flag="tokens_column")
     tags: str | None
@@ -71,13 +71,7 @@ def find_columns(splits: DatasetDict, settings: TokenClassificationSettings) -> 
         tags = sources.find_column(there, settings.tags_column, TAG_COLUMNS, flag="tags_column")
     if tokens == tags:
         raise DataError(f"--tokens_column and --tags_column both name {tokens}; they must be different")
-    for split, rows in splits.items():
-        for name in [tokens, *([tags] if tags is not None and split != "test" else [])]:
-            if name not in rows.column_names:
-                raise DataError(
-                    f"the {split} data has no column {name}{nearest(name, rows.column_names)}, which the "
-                    f"{first} data has; it has {', '.join(rows.column_names)}"
-                )
+    sources.check_same_columns(splits, [tokens], [] if tags is None else [tags])
     logger.info("columns: tokens %s, tags %s", tokens, tags or "none")
     return TagColumns(tokens, tags)
 
@@ -211,15 +205,9 @@ def class_order(rows: Dataset, column: str, names: pa.ChunkedArray) -> list[str]
 def check_seen(found: TaggedRows, classes: Sequence[str], *, column: str, split: str, by: str) -> None:
     """Raises a DataError for the first tags of a split that are not among `classes`."""
     assert found.tags is not None
-    unseen = sorted(set(pc.unique(found.tags).to_pylist()) - set(classes))
-    if unseen:
-        word = pc.index(found.tags, unseen[0]).as_py()
-        hint = nearest(unseen[0], classes) if len(unseen) == 1 else ""
-        shown = ", ".join(unseen[:5]) + (f" and {len(unseen) - 5} more" if unseen[5:] else "")
-        raise DataError(
-            f"column {column} of the {split} data has tags that {by} never shows: {shown}{hint}, first in "
-            f"row {found.row_of(word)}; add training rows of them, or remove these rows"
-        )
+    labels.check_seen(
+        found.tags, classes, column=column, split=split, by=by, what="tags", row_of=found.row_of
+    )
 
 
 def recognise(classes: Sequence[str], wanted: WantedScheme) -> Scheme:

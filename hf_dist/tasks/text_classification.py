@@ -16,7 +16,7 @@ from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import ExampleItems
 from hf_dist.tasks.pretrained import classes_of, load_config
 from hf_dist.tasks.text_columns import Columns, TextClassificationSettings, check_texts, find_columns
-from hf_dist.tasks.text_targets import SingleLabel, Target, find_target
+from hf_dist.tasks.text_targets import SingleLabel, Target, class_ids, find_target
 
 
 class TextClassification(Task[TextClassificationSettings]):
@@ -73,7 +73,8 @@ class TextClassification(Task[TextClassificationSettings]):
         self.target = find_target(splits, columns, known, self.settings)
         loaded = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
         if "train" in loaded:
-            strata = self.target.strata(loaded["train"])
+            # One class a row: both splits get the same shares of the classes.
+            strata = class_ids(loaded["train"]) if isinstance(self.target, SingleLabel) else None
             loaded = sources.hold_out(loaded, data, strata)
         loaded = sources.first_rows(loaded, data)
         self.constant = self.target.constant(loaded["train"]) if "train" in loaded else None

@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict
 
 from hf_dist.config import at_least, option
 from hf_dist.data import labels, sources
-from hf_dist.errors import ConfigError, DataError, nearest
+from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.items import Problem
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def find_columns(splits: DatasetDict, settings: TextClassificationSettings) -> C
     Raises:
         DataError: one isn't there, or two are the same.
     """
-    first = next(split for split in ("train", "validation", "test") if split in splits)
+    first = sources.first_split(splits)
     there = splits[first].column_names
     text, pair = settings.text_column, settings.text_pair_column
     if text is None and pair is None:
@@ -105,14 +105,7 @@ def find_columns(splits: DatasetDict, settings: TextClassificationSettings) -> C
         raise DataError(
             f"text {text}, text pair {pair} and label {', '.join(found)} must be different columns"
         )
-    for split, rows in splits.items():
-        needed = [name for name in named if split != "test" or name not in found]
-        for name in needed:
-            if name not in rows.column_names:
-                raise DataError(
-                    f"the {split} data has no column {name}{nearest(name, rows.column_names)}, which the "
-                    f"{first} data has; it has {', '.join(rows.column_names)}"
-                )
+    sources.check_same_columns(splits, [name for name in named if name not in found], found)
     shown = ", ".join(found) or "none"
     logger.info("columns: text %s, %slabel %s", text, f"pair {pair}, " if pair else "", shown)
     return Columns(text, pair, found)

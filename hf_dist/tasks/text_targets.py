@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
-from hf_dist.data import labels
+from hf_dist.data import labels, sources
 from hf_dist.errors import DataError
 from hf_dist.metrics import load_metric
 from hf_dist.tasks.items import ExampleItems
+from hf_dist.tasks.pretrained import class_head
 from hf_dist.tasks.text_columns import Columns, TextClassificationSettings
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class SingleLabel:
 
     def head(self) -> dict[str, Any]:
         """Fields of the model's config."""
-        return _class_head(self.classes, "single_label_classification")
+        return {**class_head(self.classes), "problem_type": "single_label_classification"}
 
     def values(self, rows: Dataset, split: str) -> tuple[Any, Any] | None:
         """Class ids (rows,) and their feature; None for a test split without labels."""
@@ -85,10 +86,6 @@ class SingleLabel:
     def tensor(self, values: Sequence[int]) -> torch.Tensor:
         """(rows,) int64."""
         return torch.tensor(values, dtype=torch.int64)
-
-    def strata(self, rows: Dataset) -> np.ndarray:
-        """(rows,) the class of each, for a held-out set with the same shares."""
-        return class_ids(rows)
 
     def constant(self, rows: Dataset) -> int:
         """The commonest class (the smallest of several)."""
@@ -148,7 +145,7 @@ class MultiLabel:
             order = (
                 list(feature.names)
                 if isinstance(feature, ClassLabel)
-                else _sorted(set(flat["train"].to_pylist()))
+                else labels.sorted_names(set(flat["train"].to_pylist()))
             )
             classes = tuple(known if set(order) <= set(known) else order)
         if not classes:
@@ -158,7 +155,7 @@ class MultiLabel:
 
     def head(self) -> dict[str, Any]:
         """Fields of the model's config."""
-        return _class_head(self.classes, "multi_label_classification")
+        return {**class_head(self.classes), "problem_type": "multi_label_classification"}
 
     def values(self, rows: Dataset, split: str) -> tuple[Any, Any] | None:
         """Lists of class ids and their feature; None for a test split without labels."""
@@ -174,10 +171,6 @@ class MultiLabel:
         for row, places in enumerate(values):
             found[row, list(places)] = 1.0
         return found
-
-    def strata(self, rows: Dataset) -> np.ndarray:
-        """(rows,) all the same: rows are held out at random."""
-        return np.zeros(len(rows), dtype=np.int64)
 
     def constant(self, rows: Dataset) -> list[int]:
         """The set of labels that is commonest."""
@@ -313,10 +306,6 @@ class Regression:
         """(rows,) float32."""
         return torch.tensor(values, dtype=torch.float32)
 
-    def strata(self, rows: Dataset) -> np.ndarray:
-        """(rows,) all the same: rows are held out at random."""
-        return np.zeros(len(rows), dtype=np.int64)
-
     def constant(self, rows: Dataset) -> float:
         """The mean, which has the least squared error of all constants."""
         return float(np.mean(rows["labels"]))
@@ -348,8 +337,8 @@ def find_target(
         DataError: the labels can't be used.
     """
     problem = settings.problem
-    first = next((splits[split] for split in ("train", "validation", "test") if split in splits), None)
-    if problem is None and first is not None and columns.labels and columns.labels[0] in first.column_names:
+    first = splits[sources.first_split(splits)]
+    if problem is None and columns.labels and columns.labels[0] in first.column_names:
         kind = labels.arrow_column(first, columns.labels[0]).type
         if settings.label_columns or settings.label_separator or pa.types.is_list(kind):
             problem = "multi_label"
@@ -372,28 +361,12 @@ def _has_fractions(rows: Dataset, column: str) -> bool:
     return bool(len(values)) and not pc.all(pc.equal(values, pc.round(values))).as_py()
 
 
-def _class_head(classes: Sequence[str], problem: str) -> dict[str, Any]:
-    return {
-        "num_labels": len(classes),
-        "id2label": dict(enumerate(classes)),
-        "label2id": {name: place for place, name in enumerate(classes)},
-        "problem_type": problem,
-    }
-
-
 def _of_model(known: Sequence[str]) -> tuple[str, ...]:
     if not known:
         raise DataError(
             "there is no training data to take the classes from; give --train_file, or name a trained model"
         )
     return tuple(known)
-
-
-def _sorted(names: set[str]) -> list[str]:
-    try:
-        return sorted(names, key=int)
-    except ValueError:
-        return sorted(names)
 
 
 def _names(rows: Dataset, split: str, column: str) -> pa.ChunkedArray | None:

@@ -19,14 +19,15 @@ from transformers import AutoModelForTokenClassification, PretrainedConfig, PreT
 
 from hf_dist.config import DataConfig, ModelConfig
 from hf_dist.data import builtin_tagging, labels, sources
+from hf_dist.data.collate import IGNORED
 from hf_dist.data.tokenizing import count_true, encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.metrics import load_metric
 from hf_dist.tasks import tagging_rows
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import TokenItems
-from hf_dist.tasks.pretrained import classes_of, load_config, load_tokenizer
-from hf_dist.tasks.tagging_encoding import CUT, IGNORED, NOWHERE, TaggedWords
+from hf_dist.tasks.pretrained import class_head, classes_of, load_config, load_tokenizer
+from hf_dist.tasks.tagging_encoding import CUT, NOWHERE, TaggedWords
 from hf_dist.tasks.tagging_rows import Scheme, TagColumns, TaggedRows, TokenClassificationSettings
 
 logger = logging.getLogger(__name__)
@@ -88,8 +89,7 @@ class TokenClassification(Task[TokenClassificationSettings]):
         logger.info("%d tags, scheme %s", len(self.classes), self.scheme)
         loaded = DatasetDict({split: rows.as_dataset(self.classes) for split, rows in read.items()})
         if "train" in loaded:
-            strata = np.zeros(len(loaded["train"]), dtype=np.int64)
-            loaded = sources.hold_out(loaded, data, strata)
+            loaded = sources.hold_out(loaded, data)
         loaded = sources.first_rows(loaded, data)
         if "train" in loaded:
             self._learn_baseline(loaded["train"])
@@ -142,12 +142,7 @@ class TokenClassification(Task[TokenClassificationSettings]):
         """
         if self._max_length is None:
             raise RuntimeError("TokenClassification.load must be called before model_config")
-        head = {
-            "num_labels": len(self.classes),
-            "id2label": dict(enumerate(self.classes)),
-            "label2id": {name: place for place, name in enumerate(self.classes)},
-        }
-        return self._config(tokenizer, model, max_length=self._max_length, **head)
+        return self._config(tokenizer, model, max_length=self._max_length, **class_head(self.classes))
 
     def encode(
         self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_dist.data.collate import IGNORED
 from hf_dist.errors import ConfigError
 from hf_dist.tasks.items import ExampleItems, Items, SpanItems, TokenItems
-
-IGNORED = -100
-"""The label that counts nowhere (transformers' convention)."""
 
 Batch = Mapping[str, Any]
 
