@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq
 
 from hf_dist.training.recipe import Recipe
 from tests.launch import call, run
+from tests.recipes import stock
 
 # A copy task that a small model learns in a few steps: the answer is the first word.
 WORDS = ("file", "socket", "thread", "class", "module", "string")
@@ -44,59 +44,16 @@ def predictions(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
 
 
-def stock_losses(recipe: Recipe, folder: Path, steps: int, rows_per_step: int) -> list[float]:
-    """Losses of a plain Seq2SeqTrainer on the rows of the recipe's plan, in its order."""
-    keys = [json.loads(line) for line in (folder / "batches.jsonl").read_text().splitlines()]
-    order = [row for key in keys for row in key["rows"]]
-    rows: Dataset = recipe.datasets["train"].select(order[: steps * rows_per_step])
-    arguments = recipe.trainer.args
-    stock = Seq2SeqTrainer(
-        model=recipe.model,
-        args=Seq2SeqTrainingArguments(
-            output_dir=str(folder / "stock"),
-            per_device_train_batch_size=rows_per_step,
-            max_steps=steps,
-            learning_rate=arguments.learning_rate,
-            weight_decay=arguments.weight_decay,
-            warmup_steps=arguments.warmup_steps,
-            train_sampling_strategy="sequential",
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
-        train_dataset=rows,
-        data_collator=DataCollatorForSeq2Seq(recipe.tokenizer, model=recipe.model),
-        processing_class=recipe.tokenizer,
-    )
-    stock.train()
-    return [entry["loss"] for entry in stock.state.log_history if "loss" in entry]
-
-
 def compare_with_stock(build: Callable[..., Recipe], folder: Path, **files: str) -> None:
     """Ten steps of the recipe with `--batching examples` give the stock Trainer's losses on the same rows."""
-    settings = {
+    stock.compare_with_stock(
+        build,
+        folder,
+        collator=lambda recipe: DataCollatorForSeq2Seq(recipe.tokenizer, model=recipe.model),
+        rows_per_step=8,
+        max_target_length=16,
         **files,
-        "batching": "examples",
-        "window": 1,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 1,
-        "max_steps": 10,
-        "max_length": 32,
-        "max_target_length": 16,
-        "logging_steps": 1,
-        "dropout": 0.0,
-        "save_strategy": "no",
-        "eval_strategy": "no",
-        "do_train": True,
-    }
-    ours = build(**settings, output_dir=str(folder / "ours"), dump_batches=str(folder / "batches.jsonl"))
-    ours.run()
-    losses = [entry["loss"] for entry in ours.trainer.state.log_history if "loss" in entry]
-    again = build(**settings, output_dir=str(folder / "again"))
-    assert losses == pytest.approx(stock_losses(again, folder, 10, 8), rel=1e-6)
-    assert len(losses) == 10 and losses[-1] < losses[0]
+    )
 
 
 def two_processes_train_and_one_scores(

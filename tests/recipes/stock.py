@@ -39,7 +39,7 @@ def compare_with_stock(
     rows_of: Callable[[Recipe, list[dict[str, Any]]], Dataset] | None = None,
     rows_per_step: int = 4,
     **settings: Any,
-) -> None:
+) -> Recipe:
     """Both train the rows of the recipe's plan, in its order, from the same weights.
 
     Args:
@@ -49,6 +49,9 @@ def compare_with_stock(
         rows_of: the stock Trainer's rows for a recipe and its dumped batches; default: those of the plan.
         rows_per_step: rows of a step.
         **settings: flags of the recipe.
+
+    Returns:
+        The recipe, for what else a test asks of its rows.
     """
     values = {**SETTINGS, "per_device_train_batch_size": rows_per_step, **settings}
     ours = build(**values, output_dir=str(folder / "ours"), dump_batches=str(folder / "batches.jsonl"))
@@ -70,6 +73,7 @@ def compare_with_stock(
             learning_rate=arguments.learning_rate,
             lr_scheduler_type=arguments.lr_scheduler_type,
             weight_decay=arguments.weight_decay,
+            adam_epsilon=arguments.adam_epsilon,
             warmup_steps=arguments.warmup_steps,
             train_sampling_strategy="sequential",
             logging_steps=1,
@@ -86,3 +90,4 @@ def compare_with_stock(
     expected = [entry["loss"] for entry in stock.state.log_history if "loss" in entry]
     assert losses == pytest.approx(expected, rel=1e-6)
     assert len(losses) == 10 and losses[-1] < losses[0]
+    return ours

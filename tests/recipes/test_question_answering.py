@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import Trainer, TrainingArguments, default_data_collator
+from transformers import default_data_collator
 
 from recipes.question_answering import build, main
 from tests import launch
 from tests.recipes.seq2seq_runs import predictions, results, write
+from tests.recipes.stock import compare_with_stock
 
 RECIPE = "question_answering"
 WAYS = ("left", "right", "up", "down", "end")
@@ -136,56 +137,16 @@ def test_ten_steps_equal_the_stock_trainer(tmp_path):
     """On rows of one length: the stock loss lets padding take part in the softmax, ours doesn't."""
     rows = [row for row in (question(at) for at in range(200)) if len(row["context"].split()) == 12][:80]
     write(tmp_path / "train.jsonl", rows)
-    settings = {
-        "train_file": str(tmp_path / "train.jsonl"),
-        "validation_file": str(tmp_path / "train.jsonl"),
-        "batching": "examples",
-        "window": 1,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "max_steps": 10,
-        "max_length": 32,
-        "max_question_tokens": 8,
-        "doc_stride": 8,
-        "logging_steps": 1,
-        "dropout": 0.0,
-        "save_strategy": "no",
-        "eval_strategy": "no",
-        "do_train": True,
-    }
-    ours = build(**settings, output_dir=str(tmp_path / "ours"), dump_batches=str(tmp_path / "batches.jsonl"))
-    assert len({len(ids) for ids in ours.datasets["train"]["input_ids"]}) == 1
-    ours.run()
-    losses = [entry["loss"] for entry in ours.trainer.state.log_history if "loss" in entry]
-    again = build(**settings, output_dir=str(tmp_path / "again"))
-    keys = [json.loads(line) for line in (tmp_path / "batches.jsonl").read_text().splitlines()]
-    order = [row for key in keys for row in key["rows"]][:40]
-    arguments = again.trainer.args
-    stock = Trainer(
-        model=again.model,
-        args=TrainingArguments(
-            output_dir=str(tmp_path / "stock"),
-            per_device_train_batch_size=4,
-            max_steps=10,
-            learning_rate=arguments.learning_rate,
-            weight_decay=arguments.weight_decay,
-            warmup_steps=arguments.warmup_steps,
-            adam_epsilon=arguments.adam_epsilon,
-            train_sampling_strategy="sequential",
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
-        train_dataset=again.datasets["train"].select(order),
-        data_collator=default_data_collator,
-        processing_class=again.tokenizer,
+    recipe = compare_with_stock(
+        build,
+        tmp_path,
+        collator=lambda _: default_data_collator,
+        max_question_tokens=8,
+        doc_stride=8,
+        train_file=str(tmp_path / "train.jsonl"),
+        validation_file=str(tmp_path / "train.jsonl"),
     )
-    stock.train()
-    expected = [entry["loss"] for entry in stock.state.log_history if "loss" in entry]
-    assert losses == pytest.approx(expected, rel=1e-6)
-    assert len(losses) == 10 and losses[-1] < losses[0]
+    assert len({len(ids) for ids in recipe.datasets["train"]["input_ids"]}) == 1
 
 
 def test_training_rows_can_be_streamed(files, tmp_path):

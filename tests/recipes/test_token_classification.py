@@ -6,11 +6,12 @@ import json
 import re
 
 import pytest
-from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, pipeline
+from transformers import DataCollatorForTokenClassification, pipeline
 
 from recipes.token_classification import build, main
 from tests import launch
 from tests.recipes.seq2seq_runs import predictions, results, write
+from tests.recipes.stock import compare_with_stock
 
 RECIPE = "token_classification"
 # A name after "in" is a place, elsewhere a person: the word alone does not say which.
@@ -105,52 +106,13 @@ def test_eval_and_predict_alone(trained, files, tmp_path):
 
 
 def test_ten_steps_equal_the_stock_trainer(files, tmp_path):
-    settings = {
-        "train_file": f"{files}/train.jsonl",
-        "validation_file": f"{files}/dev.jsonl",
-        "batching": "examples",
-        "window": 1,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "max_steps": 10,
-        "max_length": 32,
-        "logging_steps": 1,
-        "dropout": 0.0,
-        "save_strategy": "no",
-        "eval_strategy": "no",
-        "do_train": True,
-    }
-    ours = build(**settings, output_dir=str(tmp_path / "ours"), dump_batches=str(tmp_path / "batches.jsonl"))
-    ours.run()
-    losses = [entry["loss"] for entry in ours.trainer.state.log_history if "loss" in entry]
-    again = build(**settings, output_dir=str(tmp_path / "again"))
-    keys = [json.loads(line) for line in (tmp_path / "batches.jsonl").read_text().splitlines()]
-    order = [row for key in keys for row in key["rows"]][:40]
-    arguments = again.trainer.args
-    stock = Trainer(
-        model=again.model,
-        args=TrainingArguments(
-            output_dir=str(tmp_path / "stock"),
-            per_device_train_batch_size=4,
-            max_steps=10,
-            learning_rate=arguments.learning_rate,
-            weight_decay=arguments.weight_decay,
-            warmup_steps=arguments.warmup_steps,
-            train_sampling_strategy="sequential",
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
-        train_dataset=again.datasets["train"].select(order),
-        data_collator=DataCollatorForTokenClassification(again.tokenizer),
-        processing_class=again.tokenizer,
+    compare_with_stock(
+        build,
+        tmp_path,
+        collator=lambda recipe: DataCollatorForTokenClassification(recipe.tokenizer),
+        train_file=f"{files}/train.jsonl",
+        validation_file=f"{files}/dev.jsonl",
     )
-    stock.train()
-    expected = [entry["loss"] for entry in stock.state.log_history if "loss" in entry]
-    assert losses == pytest.approx(expected, rel=1e-6)
-    assert len(losses) == 10 and losses[-1] < losses[0]
 
 
 def test_training_rows_can_be_streamed(files, tmp_path):
