@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from hf_dist.config import DataConfig, RunConfig
 from hf_dist.training.output import package_versions
 
 CARD_FILE = "README.md"
+_SHOWN_CLASSES = 50
 
 
 def describe_data(data: DataConfig) -> str:
@@ -33,7 +34,7 @@ def model_card(
     config: RunConfig,
     rows: Mapping[str, int],
     results: Mapping[str, Any],
-    labels: Mapping[Any, str] | None,
+    classes: Sequence[str],
 ) -> str:
     """The text of the card.
 
@@ -43,7 +44,7 @@ def model_card(
         config: The resolved config.
         rows: Rows of each split, once encoded.
         results: What all_results.json holds.
-        labels: The model's label names, where it has some.
+        classes: Names of the classes that the task found; none for one without.
     """
     base = config.model.model_name_or_path
     head: dict[str, Any] = {"library_name": "transformers", "tags": ["hf_dist", task.replace("_", "-")]}
@@ -60,10 +61,10 @@ def model_card(
     ]
     counted = ", ".join(f"{count:,} {split}" for split, count in rows.items())
     origin = f"Fine-tuned from `{base}`" if base is not None else "Trained from nothing"
-    classes = ""
-    if labels and not all(name == f"LABEL_{place}" for place, name in labels.items()):
-        shown = [f"`{name}`" for name in list(labels.values())[:50]]
-        classes = f"\n\nLabels: {', '.join(shown)}{', ...' if len(labels) > len(shown) else ''}."
+    named = ""
+    if classes:
+        shown = [f"`{name}`" for name in classes[:_SHOWN_CLASSES]]
+        named = f"\n\nLabels: {', '.join(shown)}{', ...' if len(classes) > len(shown) else ''}."
     settings = {
         block: {name: value for name, value in values.items() if _belongs(name, value)}
         for block, values in config.as_dict().items()
@@ -73,7 +74,7 @@ def model_card(
     return (
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n"
         f"# {task.replace('_', ' ').capitalize()}\n\n"
-        f"{origin} with hf_dist, recipe `{task}`.{classes}\n\n"
+        f"{origin} with hf_dist, recipe `{task}`.{named}\n\n"
         f"## Use\n\n```python\n{usage}```\n\n"
         f"`FOLDER` is the path of this folder, or its name on the hub.\n\n"
         f"## Data\n\n{describe_data(config.data)}; rows: {counted}.\n\n"

@@ -18,7 +18,6 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
 from hf_dist.config import DataConfig, ModelConfig, RunConfig
-from hf_dist.tasks.items import ExampleItems
 from hf_dist.training import checkpoint_files, output
 from hf_dist.training import engine as engines
 from hf_dist.training.callbacks import BeforeFirstStep
@@ -147,19 +146,17 @@ class Recipe:
         wanted = self.config.training.resume
         if wanted == "never":
             return None
-        if wanted != "auto":
-            named = checkpoint_files.named(Path(wanted))
-            checkpoint_files.refuse_other_run(named, self.trainer.run_facts)
-            logger.info("resuming from %s", named.path)
-            return str(named.path)
-        newest, passed = checkpoint_files.newest_whole(self.output_dir)
-        for line in passed:
-            logger.warning("%s", line)
-        if newest is None:
-            return None
-        checkpoint_files.refuse_other_run(newest, self.trainer.run_facts)
-        logger.info("resuming from %s", newest.path)
-        return str(newest.path)
+        if wanted == "auto":
+            found, passed = checkpoint_files.newest_whole(self.output_dir)
+            for line in passed:
+                logger.warning("%s", line)
+            if found is None:
+                return None
+        else:
+            found = checkpoint_files.named(Path(wanted))
+        checkpoint_files.refuse_other_run(found, self.trainer.run_facts)
+        logger.info("resuming from %s", found.path)
+        return str(found.path)
 
     def _last_evaluation(self) -> dict[str, float] | None:
         """Scores of an evaluation that the training ended with, if the model is still the same."""
@@ -185,14 +182,13 @@ class Recipe:
         return metrics
 
     def _write_card(self, results: dict[str, Any]) -> None:
-        kinds = isinstance(self.task.items, ExampleItems) or hasattr(self.task, "tags")
         card = model_card(
             task=self.task.name,
             usage=self.task.usage(),
             config=self.config,
             rows={split: len(rows) for split, rows in self.datasets.items() if hasattr(rows, "__len__")},
             results=results,
-            labels=dict(self.model.config.id2label or {}) if kinds else None,
+            classes=getattr(self.task, "classes", ()),
         )
         (self.output_dir / CARD_FILE).write_text(card, encoding="utf-8")
 
