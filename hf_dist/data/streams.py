@@ -37,7 +37,9 @@ def first_of_stream(stream: IterableDataset) -> Dataset:
     return Dataset.from_list(rows, features=stream.features)
 
 
-def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[IterableDataset, DatasetDict]:
+def load_stream(
+    data: DataConfig, builtin: Callable[[], DatasetDict], *, train_only: bool = False
+) -> tuple[IterableDataset, DatasetDict]:
     """Opens the training split that `data` names as a stream, and loads its other splits.
 
     The stream has features (`column_names`), is in the order of the data, and its position can be saved
@@ -51,6 +53,7 @@ def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[I
     Args:
         data: the configuration; without data set and files, `builtin` is called.
         builtin: makes the built-in data of the task.
+        train_only: leave the other splits unread.
 
     Raises:
         DataError: as `load_splits`, or there is no training split; faults of later rows are raised when
@@ -61,7 +64,7 @@ def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[I
     others = DatasetDict()
     train: IterableDataset | None = None
     if data.dataset_name is not None and not is_saved(data.dataset_name):
-        train, others = _from_hub(data, files)
+        train, others = _from_hub(data, files, train_only=train_only)
     else:
         splits = DatasetDict()
         if data.dataset_name is not None:
@@ -78,6 +81,11 @@ def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[I
             train = rows.select(range(min(limit or len(rows), len(rows)))).to_iterable_dataset()
     if train is None:
         raise DataError("--streaming: there are no training rows to stream; give --train_file")
+    return train, DatasetDict() if train_only else _other_splits(others, files, data)
+
+
+def _other_splits(others: DatasetDict, files: dict[str, str], data: DataConfig) -> DatasetDict:
+    """The splits beside the stream: those that came with it, and those of files in their place."""
     for split, name in files.items():
         if split != "train":
             others[split] = (
@@ -86,7 +94,7 @@ def load_stream(data: DataConfig, builtin: Callable[[], DatasetDict]) -> tuple[I
     for split, rows in others.items():
         if len(rows) == 0:
             raise DataError(f"the {split} split of {data.dataset_name or files.get(split)} has no rows")
-    return train, others
+    return others
 
 
 def stream_files(files: Sequence[Path], limit: int | None) -> IterableDataset:
@@ -140,12 +148,14 @@ class _FileRows:
             yield {column: row.get(column) for column in columns}
 
 
-def _from_hub(data: DataConfig, files: dict[str, str]) -> tuple[IterableDataset | None, DatasetDict]:
+def _from_hub(
+    data: DataConfig, files: dict[str, str], *, train_only: bool
+) -> tuple[IterableDataset | None, DatasetDict]:
     streams = stream_hub(data)
     others = DatasetDict()
     limits = {"validation": data.max_eval_samples, "test": data.max_predict_samples}
     for split, stream in streams.items():
-        if split != "train" and split not in files:
+        if split != "train" and split not in files and not train_only:
             with stream_faults(data):
                 others[split] = _all_rows(stream, limits[split])
     train = streams.get("train")

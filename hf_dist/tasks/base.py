@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -17,8 +18,11 @@ from hf_dist.tasks.pretrained import check_fit, forward_parameters, load_config,
 S = TypeVar("S")
 
 
-class Task(Generic[S]):
+class Task(ABC, Generic[S]):
     """A task: its methods run in the order `load`, `tokenizer`, `model_config`, `encode`, `collate`.
+
+    One that also has `convert(rows, split)`, which puts raw rows in the task's own columns once `load` has
+    seen the first ones, can stream its training rows: they come there in chunks.
 
     Attributes:
         name: name of the recipe.
@@ -26,6 +30,8 @@ class Task(Generic[S]):
         settings_class: dataclass of the flags that only this task has.
         best_metric: the score that says which checkpoint is best (without `eval_`): "loss", or a score of
             which more is better.
+        pads_with_eos: whether a tokenizer without a pad token may pad with its end token; `collate` must then
+            not take labels for padding by it.
         extra_columns: columns that `collate` needs though the model's forward doesn't take them.
         settings: an instance of `settings_class`.
         seed: the run's seed, for what is drawn at random.
@@ -36,6 +42,7 @@ class Task(Generic[S]):
     auto_class: ClassVar[Any]
     settings_class: ClassVar[type]
     best_metric = "loss"
+    pads_with_eos: ClassVar[bool] = False
     extra_columns: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, settings: S | None = None, *, pad_to_multiple_of: int = 1) -> None:
@@ -47,16 +54,9 @@ class Task(Generic[S]):
 
     # ---- Data ----
 
+    @abstractmethod
     def builtin_splits(self) -> DatasetDict:
         """The raw splits of a recipe that is given no data."""
-        raise NotImplementedError
-
-    def convert(self, rows: Dataset, split: str) -> Dataset:
-        """Raw rows in the task's own columns; `load` has run, and found what it needs to know.
-
-        A task that streams its training rows gets them in chunks here.
-        """
-        raise NotImplementedError
 
     # ---- Tokenizer and model ----
 
@@ -76,7 +76,7 @@ class Task(Generic[S]):
         """
         if model.model_name_or_path is None and model.tokenizer_name is None:
             return self.builtin_tokenizer()
-        return load_tokenizer(model)
+        return load_tokenizer(model, pad_with_eos=self.pads_with_eos)
 
     def _config(
         self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig, *, max_length: int, **head: Any
@@ -97,11 +97,11 @@ class Task(Generic[S]):
         self._forward_takes = forward_parameters(config, self.auto_class)
         return config
 
+    @abstractmethod
     def encode(
         self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig
     ) -> tuple[DatasetDict, dict[str, int]]:
         """Tokenises what `load` returned; gives how many rows of each split were truncated, too."""
-        raise NotImplementedError
 
     # ---- Batches ----
 
@@ -131,10 +131,10 @@ class Task(Generic[S]):
         """Whether predictions of this batch are generated, for a task that has `generate`."""
         return True
 
+    @abstractmethod
     def records(self, predictions: Sequence[Any], dataset: Any) -> Iterable[dict[str, Any]]:
         """What predictions.jsonl holds: one record an input example, in the order of the input."""
-        raise NotImplementedError
 
+    @abstractmethod
     def usage(self) -> str:
         """Lines of Python that load the saved model from the folder `FOLDER` and run it on an input."""
-        raise NotImplementedError

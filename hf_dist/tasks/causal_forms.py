@@ -12,12 +12,12 @@ from datasets import Dataset, DatasetDict
 
 from hf_dist.data import labels, sources
 from hf_dist.errors import DataError, nearest
+from hf_dist.tasks.plain_text import TEXT_COLUMNS, texts_of
 
 logger = logging.getLogger(__name__)
 
 Form = Literal["text", "prompt", "chat"]
 
-TEXT_COLUMNS = ("text", "content", "document", "body")
 PROMPT_COLUMNS = ("prompt", "instruction", "question", "query")
 INPUT_COLUMNS = ("input", "context")
 COMPLETION_COLUMNS = ("completion", "response", "output", "answer", "chosen")
@@ -97,7 +97,7 @@ def read_form(rows: Dataset, columns: CausalColumns, *, split: str) -> Dataset:
         DataError: with the row number of what is missing or of another kind.
     """
     if columns.form == "text":
-        return _texts(rows, columns.main, split)
+        return texts_of(rows, columns.main, split=split)
     if columns.form == "prompt":
         return _prompts(rows, columns, split)
     messages = [
@@ -111,19 +111,6 @@ def read_form(rows: Dataset, columns: CausalColumns, *, split: str) -> Dataset:
             f"{labels.rows_of(np.array(unanswered))}; add it, or remove the rows"
         )
     return Dataset.from_dict({"messages": messages})
-
-
-def _texts(rows: Dataset, column: str, split: str) -> Dataset:
-    blank = labels.check_text(rows, column, split=split)
-    chosen = rows.select_columns([column])
-    if column != "text":
-        chosen = chosen.rename_column(column, "text")
-    if blank:
-        logger.info("%s: %d blank texts are left out", split, blank)
-        chosen = chosen.select([at for at, text in enumerate(chosen["text"]) if text.strip()])
-    if len(chosen) == 0:
-        raise DataError(f"column {column} of the {split} data is blank in every row; expected text")
-    return chosen
 
 
 def _prompts(rows: Dataset, columns: CausalColumns, split: str) -> Dataset:

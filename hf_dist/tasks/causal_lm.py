@@ -29,7 +29,6 @@ from hf_dist.tasks.causal_encoding import Conversations, PromptAnswers, TextPiec
 from hf_dist.tasks.causal_forms import CausalColumns, Form, find_form, read_form
 from hf_dist.tasks.items import TokenItems
 from hf_dist.tasks.language_scores import RowSums, record_of, row_sums, score_sums, unigram_nll
-from hf_dist.tasks.pretrained import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +72,7 @@ class CausalLM(Task[CausalLMSettings]):
     settings_class: ClassVar[type] = CausalLMSettings
     items = TokenItems(shift=True)
     best_metric = "loss"
+    pads_with_eos: ClassVar[bool] = True
 
     def __init__(self, settings: CausalLMSettings | None = None, *, pad_to_multiple_of: int = 1) -> None:
         super().__init__(settings, pad_to_multiple_of=pad_to_multiple_of)
@@ -143,10 +143,7 @@ class CausalLM(Task[CausalLMSettings]):
         Raises:
             ConfigError: it can't be loaded, or conversations have no template.
         """
-        if model.model_name_or_path is None and model.tokenizer_name is None:
-            tokenizer = self.builtin_tokenizer()
-        else:
-            tokenizer = load_tokenizer(model, pad_with_eos=True)
+        tokenizer = super().tokenizer(data, model)
         if self.settings.chat_template is not None:
             path = Path(self.settings.chat_template)
             try:

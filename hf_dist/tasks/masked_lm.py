@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_dist.config import DataConfig, ModelConfig, at_least, option
-from hf_dist.data import labels as checks
 from hf_dist.data import sources
 from hf_dist.data.builtin_text import docstring_texts
 from hf_dist.data.collate import IGNORED
@@ -23,10 +22,9 @@ from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import TokenItems
 from hf_dist.tasks.language_scores import RowSums, record_of, row_sums, score_sums, unigram_nll
+from hf_dist.tasks.plain_text import TEXT_COLUMNS, texts_of
 
 logger = logging.getLogger(__name__)
-
-TEXT_COLUMNS = ("text", "content", "document", "body", "sentence")
 
 # Shares of the chosen tokens that become the mask, another token, or stay (Devlin et al. 2019, section 3.1).
 _MASKED, _REPLACED = 0.8, 0.1
@@ -92,18 +90,9 @@ class MaskedLM(Task[MaskedLMSettings]):
             DataError: there is no text column, or a text is missing.
         """
         column = sources.find_column(
-            rows.column_names, self.settings.text_column, TEXT_COLUMNS, flag="text_column"
+            rows.column_names, self.settings.text_column, (*TEXT_COLUMNS, "sentence"), flag="text_column"
         )
-        blank = checks.check_text(rows, column, split=split)
-        texts = rows.select_columns([column])
-        if column != "text":
-            texts = texts.rename_column(column, "text")
-        if blank:
-            logger.info("%s: %d blank texts are left out", split, blank)
-            texts = texts.select([at for at, text in enumerate(texts["text"]) if text.strip()])
-        if len(texts) == 0:
-            raise DataError(f"column {column} of the {split} data is blank in every row; expected text")
-        return texts
+        return texts_of(rows, column, split=split)
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> PretrainedConfig:
         """The config of the named model, or of the built-in one.

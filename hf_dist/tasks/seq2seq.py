@@ -99,7 +99,7 @@ class Seq2Seq(Task[S]):
     # ---- What a task decides ----
 
     @abstractmethod
-    def builtin_data(self) -> DatasetDict:
+    def builtin_splits(self) -> DatasetDict:
         """The splits that are used where no data is named."""
 
     @abstractmethod
@@ -129,7 +129,8 @@ class Seq2Seq(Task[S]):
             _require_encoder_decoder(load_config(model), model.model_name_or_path)
         named = (data.dataset_name, data.train_file, data.validation_file, data.test_file)
         loaded = self.pairs(
-            sources.load_splits(data, self.builtin_data), builtin=not any(name is not None for name in named)
+            sources.load_splits(data, self.builtin_splits),
+            builtin=not any(name is not None for name in named),
         )
         if "train" in loaded:
             loaded = sources.hold_out(loaded, data)

@@ -55,7 +55,7 @@ class Summarization(Seq2Seq[SummarizationSettings]):
         super().__init__(settings, pad_to_multiple_of=pad_to_multiple_of)
         self.target_words: float | None = None
 
-    def builtin_data(self) -> DatasetDict:
+    def builtin_splits(self) -> DatasetDict:
         """Functions of the standard library, and what each is called, takes and calls."""
         return builtin_seq2seq.outlines()
 

@@ -66,7 +66,7 @@ class Translation(Seq2Seq[TranslationSettings]):
 
     # ---- Data ----
 
-    def builtin_data(self) -> DatasetDict:
+    def builtin_splits(self) -> DatasetDict:
         """Python statements and the same in English words."""
         return builtin_seq2seq.spoken_python()
 

@@ -76,8 +76,7 @@ class EvaluatingTrainer(PlannedTrainer):
     def _prepare_evaluation_model(self) -> nn.Module:
         """Readies the model where nothing was trained before; gives the one that runs."""
         if self.is_deepspeed_enabled and self.deepspeed is None:
-            plugin = self.accelerator.state.deepspeed_plugin
-            if plugin.zero_stage == 3:
+            if self._partitioned:
                 deepspeed_init(self, num_training_steps=0, inference=True)
                 self.model_wrapped = self.deepspeed = self.accelerator.prepare(self.model)
             else:
@@ -184,20 +183,22 @@ class EvaluatingTrainer(PlannedTrainer):
         with self.compute_loss_context_manager():
             if not has_labels(self.task.items, batch):
                 # A decoder needs labels to run; without them there is only what it generates.
-                return None, None if self._generates(batch) else model(**batch)
+                return None, None if self._generator(batch) else model(**batch)
             return self.step_loss.mean(model, batch, key.items, keep_labels=self._keep_labels)
 
     @torch.no_grad()
     def _predict_batch(self, outputs: Any, batch: Mapping[str, Any], key: BatchKey) -> list[Any] | None:
         """The rows' predictions; None for a filler."""
-        if isinstance(self.task, GeneratingTask) and self._generates(batch):
+        if (generator := self._generator(batch)) is not None:
             with self.compute_loss_context_manager():
-                generated = self.task.generate(self._network, batch, synced=self._partitioned)
+                generated = generator.generate(self._network, batch, synced=self._partitioned)
             return None if key.filler else generated
         return None if key.filler else self.task.predict(outputs, batch)
 
-    def _generates(self, batch: Mapping[str, Any]) -> bool:
-        return isinstance(self.task, GeneratingTask) and self.task.generates(batch)
+    def _generator(self, batch: Mapping[str, Any]) -> GeneratingTask | None:
+        """The task, if it generates what it predicts of this batch."""
+        task = self.task
+        return task if isinstance(task, GeneratingTask) and task.generates(batch) else None
 
     @property
     def _partitioned(self) -> bool:

@@ -157,7 +157,7 @@ class PlannedTrainer(Trainer):
             PlannedDataset(kept, source=dataset),
             # torch types a batch as a list of indices; ours is the key that the data set answers to.
             batch_sampler=sampler,  # type: ignore[arg-type]
-            collate_fn=PlannedCollator(collate, functools.partial(count_or_zero, self.task.items)),  # type: ignore[arg-type]
+            collate_fn=self._keyed(collate),  # type: ignore[arg-type]
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
@@ -170,6 +170,10 @@ class PlannedTrainer(Trainer):
             generator=torch.Generator().manual_seed(self.args.seed),
         )
         return self._prepare_loader(loader)
+
+    def _keyed(self, collate: Callable[[list[dict[str, Any]], BatchKey], dict[str, Any]]) -> PlannedCollator:
+        """The collator with the batch's key and its count of items."""
+        return PlannedCollator(collate, functools.partial(count_or_zero, self.task.items))
 
     def _prepare_loader(self, loader: DataLoader) -> DataLoader:
         """Moves batches to the device.

@@ -39,7 +39,7 @@ class _Encode:
 
 def encoded_stream(task: Any, tokenizer: Any, data: DataConfig) -> IterableDataset:
     """The stream of encoded training rows; `task` has loaded and encoded its first rows."""
-    stream, _ = load_stream(data, task.builtin_splits)
+    stream, _ = load_stream(data, task.builtin_splits, train_only=True)
     return stream.map(
         _Encode(task, tokenizer, data, stream.features),
         batched=True,
@@ -55,7 +55,7 @@ def check_streaming(task: type[Any], config: RunConfig) -> None:
         ConfigError: If so.
     """
     arguments = config.training_arguments
-    if "convert" not in vars(task):
+    if not hasattr(task, "convert"):
         raise ConfigError(f"--streaming: {task.name} needs its data as a whole; leave the flag out")
     if int(arguments.get("max_steps", -1)) < 1:
         raise ConfigError("--streaming: a stream has no length, so a run needs --max_steps")

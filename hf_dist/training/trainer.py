@@ -7,7 +7,6 @@ reaches the backward pass, for every kind of head.
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 from hf_dist.batching.plan import Plan, TokenBatching
-from hf_dist.batching.sampler import BATCH_KEY, BatchKey, PlannedBatchSampler, PlannedCollator
+from hf_dist.batching.sampler import BATCH_KEY, BatchKey, PlannedBatchSampler
 from hf_dist.batching.stream import StreamBatches
 from hf_dist.config import Normalization, OnNaN
 from hf_dist.errors import ConfigError, DataError, EngineError
@@ -159,7 +158,7 @@ class ExactTrainer(SavingTrainer):
         loader: DataLoader = DataLoader(
             stream,
             batch_size=None,
-            collate_fn=PlannedCollator(collate, functools.partial(count_or_zero, self.task.items)),  # type: ignore[arg-type]
+            collate_fn=self._keyed(collate),  # type: ignore[arg-type]
             pin_memory=self.args.dataloader_pin_memory,
         )
         return self._prepare_loader(loader)
