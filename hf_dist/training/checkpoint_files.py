@@ -8,6 +8,7 @@ passed over, and never deleted. Nothing here needs torch.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ from typing import Any
 import xxhash
 
 from hf_dist.errors import CheckpointError
+
+logger = logging.getLogger("hf_dist")
 
 MANIFEST = "manifest.json"
 SCRATCH = ".saving"
@@ -36,7 +39,15 @@ class Checkpoint:
     @property
     def facts(self) -> dict[str, Any]:
         """What the manifest says of the run that wrote it."""
-        return dict(json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))["facts"])
+        return facts_of(self.path)
+
+
+def facts_of(checkpoint: Path) -> dict[str, Any]:
+    """What the manifest of a whole checkpoint says of the run that wrote it; nothing without a manifest."""
+    manifest = checkpoint / MANIFEST
+    if not manifest.is_file():
+        return {}
+    return dict(json.loads(manifest.read_text(encoding="utf-8"))["facts"])
 
 
 def _files(folder: Path) -> list[Path]:
@@ -216,3 +227,29 @@ def refuse_other_run(checkpoint: Checkpoint, wanted: Mapping[str, Any]) -> None:
             f"{checkpoint.path} is of another run ({'; '.join(found)}); resume with the settings it was made "
             "with, name another --output_dir, or say --resume never"
         )
+
+
+def choose(resume: str, output_dir: Path, wanted: Mapping[str, Any]) -> Path | None:
+    """The checkpoint that a run goes on from.
+
+    Args:
+        resume: "auto" (the newest whole one, if there is one), "never", or the path of one.
+        output_dir: Folder of the run.
+        wanted: Facts that must agree (see `run_facts`).
+
+    Raises:
+        CheckpointError: If the named one is damaged, or the one that was found is of another run.
+    """
+    if resume == "never":
+        return None
+    if resume == "auto":
+        found, passed = newest_whole(output_dir)
+        for line in passed:
+            logger.warning("%s", line)
+        if found is None:
+            return None
+    else:
+        found = named(Path(resume))
+    refuse_other_run(found, wanted)
+    logger.info("resuming from %s", found.path)
+    return found.path

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_dist.config import ModelConfig
 from hf_dist.data.cache import build_once, cache_dir, key_of
-from hf_dist.errors import ConfigError
+from hf_dist.errors import CheckpointError, ConfigError
 from hf_dist.training.engine import outside_zero_init
 
 
@@ -78,9 +78,10 @@ def load_model(
     model: ModelConfig,
     *,
     seed: int,
+    checkpoint: Path | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """Loads the model that training starts from.
+    """Loads the model that training starts from, or that a checkpoint holds.
 
     Must be called after TrainingArguments exist, or ZeRO-3 does not partition it (transformers 5.24 reads
     the DeepSpeed config from a global that TrainingArguments sets).
@@ -88,6 +89,8 @@ def load_model(
     Raises:
         ConfigError: If the named model can't be loaded for this task.
     """
+    if checkpoint is not None:
+        return _load_checkpoint(config, auto_class, model, checkpoint)
     if model.model_name_or_path is None:
         folder = initial_model_folder(config, auto_class, seed)
         return auto_class.from_pretrained(folder, config=config)
@@ -107,3 +110,27 @@ def load_model(
             f"--model_name_or_path {model.model_name_or_path} can't be loaded as {auto_class.__name__}: "
             f"{str(error).splitlines()[0]}"
         ) from error
+
+
+def _load_checkpoint(
+    config: PretrainedConfig, auto_class: Any, model: ModelConfig, checkpoint: Path
+) -> PreTrainedModel:
+    try:
+        loaded, found = auto_class.from_pretrained(
+            checkpoint,
+            config=config,
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{checkpoint} can't be loaded as {auto_class.__name__}: {str(error).splitlines()[0]}"
+        ) from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint} doesn't hold {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}: it is "
+            "of another model; name another --output_dir, or say --resume never"
+        )
+    return loaded

@@ -18,11 +18,10 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
 from hf_dist.config import DataConfig, ModelConfig, RunConfig
-from hf_dist.training import checkpoint_files, output
 from hf_dist.training import engine as engines
+from hf_dist.training import output
 from hf_dist.training.callbacks import BeforeFirstStep
 from hf_dist.training.compilation import compiled_graphs, compiles
-from hf_dist.training.gather import on_main
 from hf_dist.training.model_card import CARD_FILE, model_card
 from hf_dist.training.spec import TaskSpec
 from hf_dist.training.stopping import Interrupted
@@ -68,6 +67,7 @@ class Recipe:
     """Everything that a run is made of; `run` does what the config says.
 
     `lock` (rank 0) keeps other runs out of `output_dir` as long as this object lives, or until `run` is done.
+    `checkpoint` is the one that training goes on from.
     """
 
     task: RecipeTask
@@ -81,6 +81,7 @@ class Recipe:
     trainer: ExactTrainer
     output_dir: Path
     lock: FileLock | None = None
+    checkpoint: Path | None = None
 
     def run(self) -> dict[str, Any]:
         """Trains, evaluates and predicts as the config says; returns what all_results.json holds.
@@ -122,10 +123,10 @@ class Recipe:
     def _train(self) -> dict[str, float]:
         trainer = self.trainer
         trainer.add_callback(BeforeFirstStep(self._check_engine))
-        # Rank 0 looks: on another node the folder may not be there, or not yet.
-        checkpoint = on_main(self._choose_checkpoint)
         with trainer.stopping.listening():
-            output_of_training = trainer.train(resume_from_checkpoint=checkpoint)
+            output_of_training = trainer.train(
+                resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint)
+            )
         if trainer.stopping.signal is not None:
             raise Interrupted(trainer.stopping.signal, trainer.state.global_step, self.output_dir)
         trainer.save_model()
@@ -136,27 +137,6 @@ class Recipe:
             metrics["compiled_graphs"] = compiled_graphs()
         trainer.save_metrics("train", metrics, combined=False)
         return metrics
-
-    def _choose_checkpoint(self) -> str | None:
-        """The checkpoint that `--resume` means.
-
-        Raises:
-            CheckpointError: If it is damaged, or of another run.
-        """
-        wanted = self.config.training.resume
-        if wanted == "never":
-            return None
-        if wanted == "auto":
-            found, passed = checkpoint_files.newest_whole(self.output_dir)
-            for line in passed:
-                logger.warning("%s", line)
-            if found is None:
-                return None
-        else:
-            found = checkpoint_files.named(Path(wanted))
-        checkpoint_files.refuse_other_run(found, self.trainer.run_facts)
-        logger.info("resuming from %s", found.path)
-        return str(found.path)
 
     def _last_evaluation(self) -> dict[str, float] | None:
         """Scores of an evaluation that the training ended with, if the model is still the same."""

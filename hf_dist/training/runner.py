@@ -8,10 +8,11 @@ accumulation it was built with, and before the model, since zero.Init reads a gl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from filelock import FileLock
 from transformers import (
     EarlyStoppingCallback,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
@@ -37,8 +39,8 @@ from hf_dist.batching.stream import StreamBatches
 from hf_dist.config import RunConfig
 from hf_dist.errors import ConfigError, DataError, exit_on_error
 from hf_dist.tasks.items import TokenItems
+from hf_dist.training import checkpoint_files, output
 from hf_dist.training import engine as engines
-from hf_dist.training import output
 from hf_dist.training.callbacks import ProgressBar
 from hf_dist.training.compilation import CountGraphs, compiles, prepare_compilation
 from hf_dist.training.conflicts import refuse_conflicts
@@ -277,7 +279,15 @@ def _assemble(prepared: _Prepared) -> Recipe:
     engines.start_communication(preset)
     output_dir, lock = _choose_output_dir(config, task.name, arguments)
 
-    model = load_model(prepared.model_config, task.auto_class, config.model, seed=arguments.seed)
+    facts = run_facts(prepared.model_config, prepared.tokenizer, prepared.datasets.get("train"), plan)
+    checkpoint = None
+    if arguments.do_train:
+        # Rank 0 looks: on another node the folder may not be there, or not yet.
+        checkpoint = on_main(lambda: checkpoint_files.choose(config.training.resume, output_dir, facts))
+    build = functools.partial(
+        load_model, prepared.model_config, task.auto_class, config.model, seed=arguments.seed
+    )
+    model = build(checkpoint=checkpoint)
     # A parameter that ZeRO-3 has partitioned says how large it was.
     engines.check_space(preset, sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()))
     loop = config.training
@@ -299,7 +309,10 @@ def _assemble(prepared: _Prepared) -> Recipe:
         loss_normalization=loop.loss_normalization,
         dump_batches=config.batching.dump_batches,
         on_nan=loop.on_nan,
-        run_facts=run_facts(prepared.model_config, prepared.tokenizer, prepared.datasets.get("train"), plan),
+        run_facts=facts,
+        engine_name=engines.expected_engine(preset).name,
+        whole_model=functools.partial(_build_whole, build),
+        built_from=checkpoint,
         callbacks=callbacks,
     )
     engines.tune_ddp(trainer)
@@ -321,7 +334,13 @@ def _assemble(prepared: _Prepared) -> Recipe:
         trainer=trainer,
         output_dir=output_dir,
         lock=lock,
+        checkpoint=checkpoint,
     )
+
+
+def _build_whole(build: Callable[..., PreTrainedModel], checkpoint: Path) -> PreTrainedModel:
+    with engines.outside_zero_init():
+        return build(checkpoint=checkpoint)
 
 
 def assemble(task: type[RecipeTask], config: RunConfig) -> Recipe:

@@ -35,11 +35,15 @@ class SavingTrainer(EvaluatingTrainer):
 
     Args:
         run_facts: What a checkpoint says of the run that wrote it (model, data, tokenizer, plan).
+        engine_name: Name of the engine that runs (see `running_engine.Engine`); a checkpoint says that, too.
         others: What `EvaluatingTrainer` takes.
     """
 
-    def __init__(self, *, run_facts: Mapping[str, Any] | None = None, **others: Any) -> None:
+    def __init__(
+        self, *, run_facts: Mapping[str, Any] | None = None, engine_name: str | None = None, **others: Any
+    ) -> None:
         self.run_facts: dict[str, Any] = dict(run_facts or {})
+        self.engine_name = engine_name
         self._scratch: Path | None = None
         self._last_size: int | None = None
         super().__init__(**others)
@@ -116,6 +120,7 @@ class SavingTrainer(EvaluatingTrainer):
             "step": self.state.global_step,
             "epoch": self.state.epoch,
             "world_size": self.args.world_size,
+            **({} if self.engine_name is None else {"engine": self.engine_name}),
             "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         files.seal(folder, facts)

@@ -24,12 +24,12 @@ from hf_dist.training.batch_log import BatchLog
 from hf_dist.training.counters import TokenCounters
 from hf_dist.training.loss import count_or_zero, items_per_row
 from hf_dist.training.planned import require_rows
-from hf_dist.training.saving import SavingTrainer
+from hf_dist.training.resuming import ResumingTrainer
 from hf_dist.training.spec import PreparingTask, TaskSpec
 from hf_dist.training.stopping import StopBehindStep, Stopping
 
 
-class ExactTrainer(SavingTrainer):
+class ExactTrainer(ResumingTrainer):
     """Trains by a plan; the loss of a step is (sum over items) / (items), however the step is split.
 
     Args:
