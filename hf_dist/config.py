@@ -160,10 +160,22 @@ class LoopConfig:
         "auto: go on from the newest whole checkpoint, if there is one; never: start afresh; or the path of "
         "a checkpoint.",
     )
+    rank_timeout_seconds: float = option(
+        60.0, "A rank that says nothing for so long counts as dead and ends the job."
+    )
+    hang_timeout_seconds: float = option(
+        900.0,
+        "A job without any progress for so long (a step, a save) ends and names who stands still.",
+    )
+    checkpoint_copy: str | None = option(
+        None, "Copy each whole checkpoint to this fsspec URL, and get the newest one back from there."
+    )
     dry_run: bool = option(False, "Print the config, the plan and the engine, and train nothing.")
 
     def __post_init__(self) -> None:
         at_least(self, "early_stopping_patience", 1)
+        at_least(self, "rank_timeout_seconds", 5)
+        at_least(self, "hang_timeout_seconds", 5)
 
 
 BLOCKS: dict[str, type] = {

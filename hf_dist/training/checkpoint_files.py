@@ -135,14 +135,20 @@ def _damage_of(folder: Path, name: str, expected: Mapping[str, Any]) -> str | No
         return f"{name} can't be checked ({error})"
 
 
+def step_of(name: str) -> int | None:
+    """The step in the name of a checkpoint's folder; None for any other name."""
+    match = _NAME.match(name)
+    return None if match is None else int(match[1])
+
+
 def checkpoints(output_dir: Path) -> list[Checkpoint]:
     """All folders named as checkpoints, whole or not, the newest first."""
     if not output_dir.is_dir():
         return []
     found = [
-        Checkpoint(path, int(match[1]))
+        Checkpoint(path, step)
         for path in output_dir.iterdir()
-        if path.is_dir() and (match := _NAME.match(path.name))
+        if path.is_dir() and (step := step_of(path.name)) is not None
     ]
     return sorted(found, key=lambda one: -one.step)
 
@@ -164,8 +170,8 @@ def named(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: If it isn't there, or isn't whole.
     """
-    match = _NAME.match(path.name)
-    if not path.is_dir() or match is None:
+    step = step_of(path.name)
+    if not path.is_dir() or step is None:
         raise CheckpointError(
             f"--resume {path}: there is no checkpoint; name a folder checkpoint-N of a run, or say auto or "
             "never"
@@ -173,7 +179,7 @@ def named(path: Path) -> Checkpoint:
     wrong = damage(path)
     if wrong is not None:
         raise CheckpointError(f"--resume {path}: {wrong}; name another checkpoint, or say auto")
-    return Checkpoint(path, int(match[1]))
+    return Checkpoint(path, step)
 
 
 def rotate(output_dir: Path, limit: int | None, keep: Iterable[Path]) -> list[Path]:

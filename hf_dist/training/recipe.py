@@ -26,6 +26,7 @@ from hf_dist.training.model_card import CARD_FILE, model_card
 from hf_dist.training.spec import TaskSpec
 from hf_dist.training.stopping import Interrupted
 from hf_dist.training.trainer import ExactTrainer
+from hf_dist.training.watch import Progress, watching
 
 logger = logging.getLogger("hf_dist")
 
@@ -89,6 +90,18 @@ class Recipe:
         Raises:
             EngineError: If another engine runs than the one that was asked for.
         """
+        loop = self.config.training
+        progress = Progress()
+        self.trainer.add_callback(progress)
+        with watching(
+            progress, rank_timeout=loop.rank_timeout_seconds, hang_timeout=loop.hang_timeout_seconds
+        ):
+            results = self._run()
+        if self.lock is not None:
+            self.lock.release()
+        return results
+
+    def _run(self) -> dict[str, Any]:
         arguments = self.trainer.args
         results: dict[str, Any] = {}
         if arguments.do_train:
@@ -106,8 +119,6 @@ class Recipe:
             self._write_results(results)
         if arguments.push_to_hub:
             self.trainer.push_to_hub()
-        if self.lock is not None:
-            self.lock.release()
         return results
 
     def _split(self, name: str) -> Dataset:
@@ -128,9 +139,13 @@ class Recipe:
                 resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint)
             )
         if trainer.stopping.signal is not None:
+            if trainer.copies is not None:
+                trainer.copies.finish()
             raise Interrupted(trainer.stopping.signal, trainer.state.global_step, self.output_dir)
         trainer.save_model()
         trainer.save_state()
+        if trainer.copies is not None:
+            trainer.copies.finish()
         planned = self.report.metrics() if self.report is not None else {}
         metrics = {**output_of_training.metrics, **trainer.throughput_metrics(), **planned}
         if compiles(self.config.training_arguments):

@@ -36,7 +36,7 @@ from hf_dist.batching.cost import attention_weight
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
 from hf_dist.batching.stream import StreamBatches
-from hf_dist.config import RunConfig
+from hf_dist.config import LoopConfig, RunConfig
 from hf_dist.errors import ConfigError, DataError, exit_on_error
 from hf_dist.tasks.items import TokenItems
 from hf_dist.training import checkpoint_files, output
@@ -44,6 +44,7 @@ from hf_dist.training import engine as engines
 from hf_dist.training.callbacks import ProgressBar
 from hf_dist.training.compilation import CountGraphs, compiles, prepare_compilation
 from hf_dist.training.conflicts import refuse_conflicts
+from hf_dist.training.copies import Copies
 from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model, set_dropout
@@ -280,10 +281,11 @@ def _assemble(prepared: _Prepared) -> Recipe:
     output_dir, lock = _choose_output_dir(config, task.name, arguments)
 
     facts = run_facts(prepared.model_config, prepared.tokenizer, prepared.datasets.get("train"), plan)
-    checkpoint = None
+    checkpoint, copies = None, None
     if arguments.do_train:
-        # Rank 0 looks: on another node the folder may not be there, or not yet.
-        checkpoint = on_main(lambda: checkpoint_files.choose(config.training.resume, output_dir, facts))
+        checkpoint, copies = _choose_checkpoint(
+            config.training, output_dir, facts, arguments.save_total_limit
+        )
     build = functools.partial(
         load_model, prepared.model_config, task.auto_class, config.model, seed=arguments.seed
     )
@@ -310,6 +312,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
         dump_batches=config.batching.dump_batches,
         on_nan=loop.on_nan,
         run_facts=facts,
+        copies=copies,
         engine_name=engines.expected_engine(preset).name,
         whole_model=functools.partial(_build_whole, build),
         built_from=checkpoint,
@@ -336,6 +339,28 @@ def _assemble(prepared: _Prepared) -> Recipe:
         lock=lock,
         checkpoint=checkpoint,
     )
+
+
+def _choose_checkpoint(
+    loop: LoopConfig, output_dir: Path, facts: Mapping[str, Any], limit: int | None
+) -> tuple[Path | None, Copies | None]:
+    """The checkpoint to go on from, and (on rank 0) the place that checkpoints are copied to.
+
+    Rank 0 looks: on another node the folder may not be there, or not yet.
+    """
+    opened: list[Copies] = []
+
+    def choose() -> Path | None:
+        if loop.checkpoint_copy is not None:
+            opened.append(Copies(loop.checkpoint_copy, limit=limit))
+            if loop.resume == "auto":
+                opened[0].fetch(output_dir)
+            elif loop.resume == "never":
+                opened[0].refuse_old_ones()
+        return checkpoint_files.choose(loop.resume, output_dir, facts)
+
+    checkpoint = on_main(choose)
+    return checkpoint, (opened[0] if opened else None)
 
 
 def _build_whole(build: Callable[..., PreTrainedModel], checkpoint: Path) -> PreTrainedModel:

@@ -18,6 +18,7 @@ from torch import nn
 
 from hf_dist.errors import CheckpointError, HfDistError
 from hf_dist.training import checkpoint_files as files
+from hf_dist.training.copies import Copies
 from hf_dist.training.evaluation import EvaluatingTrainer
 from hf_dist.training.gather import on_main
 
@@ -36,14 +37,21 @@ class SavingTrainer(EvaluatingTrainer):
     Args:
         run_facts: What a checkpoint says of the run that wrote it (model, data, tokenizer, plan).
         engine_name: Name of the engine that runs (see `running_engine.Engine`); a checkpoint says that, too.
+        copies: Where rank 0 copies each whole checkpoint to.
         others: What `EvaluatingTrainer` takes.
     """
 
     def __init__(
-        self, *, run_facts: Mapping[str, Any] | None = None, engine_name: str | None = None, **others: Any
+        self,
+        *,
+        run_facts: Mapping[str, Any] | None = None,
+        engine_name: str | None = None,
+        copies: Copies | None = None,
+        **others: Any,
     ) -> None:
         self.run_facts: dict[str, Any] = dict(run_facts or {})
         self.engine_name = engine_name
+        self.copies = copies
         self._scratch: Path | None = None
         self._last_size: int | None = None
         super().__init__(**others)
@@ -127,8 +135,12 @@ class SavingTrainer(EvaluatingTrainer):
         files.publish(folder, place)
         shutil.rmtree(run_dir / files.SCRATCH, ignore_errors=True)
         self._last_size = files.size_of(place)
-        best = self.state.best_model_checkpoint
-        files.rotate(run_dir, self.args.save_total_limit, [Path(best)] if best else [])
+        best = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
+        staying = [] if best is None else [best]
+        if self.copies is not None:
+            self.copies.start(place, best)
+            staying += self.copies.pending()
+        files.rotate(run_dir, self.args.save_total_limit, staying)
 
 
 def _guarded(work: Callable[[], None]) -> None:

@@ -150,10 +150,15 @@ def load_into_torch(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
             with torch.no_grad():
                 parameter.copy_(_read(place / "fp32.pt"))
             state = optimizer.state[parameter]
-            # torch keeps the count beside the CPU's tensors also for a model on a GPU, unless it is fused.
-            state["step"] = step.clone().to(parameter.device if group.get("fused") else "cpu")
+            state["step"] = _step_beside(parameter, step, group)
             for key in _MOMENTS:
                 state[key] = _read(place / f"{key}.pt").to(device=parameter.device, dtype=parameter.dtype)
+
+
+def _step_beside(parameter: Tensor, step: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    # torch keeps the count on the CPU also for a model on a GPU, unless one kernel does it all.
+    on_device = settings.get("fused") or settings.get("capturable")
+    return step.clone().to(parameter.device if on_device else "cpu")
 
 
 def _read(path: Path) -> Tensor:
@@ -182,13 +187,14 @@ def load_into_deepspeed(folder: Path, engine: Any, *, global_step: int) -> None:
     else:
         optimizer.update_lp_params()
     step = _step(folder)
-    for state in optimizer.optimizer.state.values():
-        # DeepSpeed's own Adam counts in whole numbers, torch's in a tensor.
-        if torch.is_tensor(state.get("step")):
-            state["step"] = step.clone().to(state["step"].device)
-        elif "step" in state:
+    inner = optimizer.optimizer
+    for parameter, state in inner.state.items():
+        # torch's Adam counts in a tensor, DeepSpeed's own in whole numbers.
+        if isinstance(inner, (torch.optim.Adam, torch.optim.AdamW)):
+            state["step"] = _step_beside(parameter, step, inner.defaults)
+        else:
             state["step"] = int(step)
-    for group in optimizer.optimizer.param_groups:
+    for group in inner.param_groups:
         if "step" in group:
             group["step"] = int(step)
     engine.global_steps = global_step

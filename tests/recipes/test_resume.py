@@ -202,3 +202,18 @@ def test_a_loss_that_is_no_number(tmp_path, policy, capsys):
         recipe.run()
     assert [path.name for path in (tmp_path / "run").glob("checkpoint*")] == ["checkpoint-2"]
     recipe.lock.release()
+
+
+def test_a_new_machine_goes_on_from_the_copy(unbroken, tmp_path, caplog, capsys):
+    copy = f"--checkpoint_copy=file://{tmp_path / 'copy'}"
+    run = f"--output_dir={tmp_path / 'run'}"
+    assert call(main, *FLAGS, copy, run, "--save_total_limit=2") == 0
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["checkpoint-12", "checkpoint-9"]
+    shutil.rmtree(tmp_path / "copy" / "checkpoint-12")
+    shutil.rmtree(tmp_path / "run")
+    caplog.clear()
+    assert call(main, *FLAGS, copy, run) == 0
+    assert "checkpoint-9 is copied back" in caplog.text and "resuming from" in caplog.text
+    assert same_weights(unbroken, tmp_path / "run")
+    assert call(main, *FLAGS, copy, f"--output_dir={tmp_path / 'other'}", "--resume=never") == 2
+    assert "holds checkpoints of a former run" in only_error(capsys.readouterr().err)

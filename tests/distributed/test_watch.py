@@ -1,0 +1,64 @@
+"""A rank that dies, freezes or hangs ends the job soon, with its name, its host and the last step."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.processes import torchrun
+
+FLAGS = (
+    "--max_train_samples=200",
+    "--max_eval_samples=16",
+    "--max_length=32",
+    "--max_tokens_per_device=512",
+    "--tokens_per_step=1024",
+    "--max_steps=9",
+    "--save_strategy=no",
+    "--eval_strategy=no",
+    "--logging_steps=1",
+    "--do_train=true",
+    "--rank_timeout_seconds=8",
+    "--hang_timeout_seconds=10",
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "says"),
+    [
+        pytest.param("die", 1, r"rank 1 on {host} has not answered for \d+ s, behind step [1-4]:"),
+        pytest.param("die", 0, r"rank 0 on {host} is gone, behind step [1-4]:", marks=pytest.mark.slow),
+        pytest.param(
+            "freeze",
+            1,
+            r"rank 1 on {host} has not answered for \d+ s, behind step [1-4]:",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "hang",
+            1,
+            r"no progress for 10 s behind step [1-4]: rank 1 on {host} stands in run \(faulty_recipe",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("hang", 0, r"no progress for 10 s .*: rank 0 on {host} stands", marks=pytest.mark.slow),
+    ],
+)
+def test_a_faulty_rank_is_named(tmp_path: Path, fault: str, rank: int, says: str) -> None:
+    started = time.monotonic()
+    done = torchrun(
+        Path(__file__).parent / "faulty_recipe.py",
+        *FLAGS,
+        f"--output_dir={tmp_path / 'run'}",
+        HF_DIST_FAULT=fault,
+        HF_DIST_FAULTY_RANK=str(rank),
+    )
+    assert done.returncode != 0
+    # Two time-outs of the watch, the launcher's own 30 s for a process that doesn't end, and the start.
+    assert time.monotonic() - started < 150
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr[-6000:]
+    assert re.search(says.format(host=re.escape(socket.gethostname())), errors[0]), errors[0]
