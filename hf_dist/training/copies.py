@@ -41,7 +41,7 @@ class Copies:
         except Exception as error:
             # Each protocol's package raises errors of its own.
             raise ConfigError(
-                f"--checkpoint_copy {url} can't be used ({_words(error)}); name a folder that can be written, "
+                f"--checkpoint_copy {url} can't be used ({_words(error)}); name a writable folder, "
                 "as an fsspec URL (file:///mnt/runs/a, s3://bucket/a with the package s3fs)"
             ) from error
         self._filesystem: Any = filesystem

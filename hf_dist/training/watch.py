@@ -198,6 +198,8 @@ class Watch:
         """Ends this process: its main thread waits in a call that can't be interrupted."""
         if self._rank == 0 or (found_here and self._main_is_silent()):
             _say(message)
+            # The store goes with rank 0: the others read there first why this ends.
+            time.sleep(_ANSWER_SECONDS)
         os._exit(2)
 
     def _main_is_silent(self) -> bool:
