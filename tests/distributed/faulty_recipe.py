@@ -32,7 +32,8 @@ if __name__ == "__main__":
 
     from recipes.text_classification import main
 
-    if os.environ["RANK"] == os.environ["HF_DIST_FAULTY_RANK"]:
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if first and os.environ["RANK"] == os.environ["HF_DIST_FAULTY_RANK"]:
         BertForSequenceClassification.forward = spoil(BertForSequenceClassification.forward)
     torch.set_num_threads(1)
     main()

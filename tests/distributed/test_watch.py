@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.processes import torchrun
+from tests.distributed.processes import TORCHRUN, start, torchrun
 
 FLAGS = (
     "--max_train_samples=200",
@@ -62,3 +63,22 @@ def test_a_faulty_rank_is_named(tmp_path: Path, fault: str, rank: int, says: str
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, done.stderr[-6000:]
     assert re.search(says.format(host=re.escape(socket.gethostname())), errors[0]), errors[0]
+
+
+@pytest.mark.slow
+def test_a_launcher_that_restarts_goes_on_by_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = start(
+        *TORCHRUN,
+        "--max_restarts=1",
+        str(Path(__file__).parent / "faulty_recipe.py"),
+        *(flag for flag in FLAGS if "save_strategy" not in flag),
+        "--save_strategy=steps",
+        "--save_steps=1",
+        f"--output_dir={folder}",
+        HF_DIST_FAULT="die",
+        HF_DIST_FAULTY_RANK="1",
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert re.search(r"resuming from .*checkpoint-[1-4]\b", done.stderr), done.stderr[-6000:]
+    assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 9
