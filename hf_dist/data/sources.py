@@ -36,9 +36,9 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
 
         stream, others = load_stream(data, builtin)
         return DatasetDict({"train": first_of_stream(stream), **others})
-    files = files_by_split(data)
-    if data.dataset_name is None and not files:
+    if is_builtin(data):
         return builtin()
+    files = files_by_split(data)
     splits = DatasetDict()
     if data.dataset_name is not None:
         splits = load_saved(named_folder(data), data) if is_saved(data.dataset_name) else load_hub(data)
@@ -53,6 +53,11 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
         if len(rows) == 0:
             raise DataError(f"the {split} split of {data.dataset_name or files.get(split)} has no rows")
     return splits
+
+
+def is_builtin(data: DataConfig) -> bool:
+    """Whether neither a data set nor a file is named."""
+    return data.dataset_name is None and not files_by_split(data)
 
 
 def files_by_split(data: DataConfig) -> dict[str, str]:
