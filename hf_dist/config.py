@@ -107,7 +107,9 @@ class PeftConfig:
         "none", "Train an adapter beside frozen weights: LoRA, DoRA or rank-stabilised LoRA; none trains all."
     )
     lora_r: int = option(16, "Rank of the adapter's matrices.")
-    lora_alpha: int | None = option(None, "The adapter's output is scaled by alpha / rank; default: 2 x rank.")
+    lora_alpha: int | None = option(
+        None, "The adapter's output is scaled by alpha / rank; default: 2 x rank."
+    )
     lora_dropout: float = option(0.0, "Dropout of what goes into the adapter.")
     lora_target: list[str] | None = option(
         None, "Names of the modules that get an adapter; default: all linear layers but the output head."
@@ -142,7 +144,9 @@ class PeftConfig:
 
     def _refuse_conflicts(self) -> None:
         fields = dataclasses.fields(self)
-        changed = [f.name for f in fields if f.name.startswith("lora_") and getattr(self, f.name) != f.default]
+        changed = [
+            f.name for f in fields if f.name.startswith("lora_") and getattr(self, f.name) != f.default
+        ]
         if changed and self.adapter_name_or_path is not None:
             raise ConfigError(
                 f"--{', --'.join(changed)} given with --adapter_name_or_path {self.adapter_name_or_path}, "
