@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from hf_dist.errors import CheckpointError, ConfigError
-from hf_dist.training.adapter_files import ADAPTER_CONFIG, Base, base_of
+from hf_dist.training.adapter_files import ADAPTER_CONFIG, BASE_FOLDER, Base, base_of
 from hf_dist.training.adapters import load_adapter
 
 TOLERANCE = 1e-5
@@ -78,7 +79,14 @@ def merge(adapter: Path, out: Path, *, dtype: str | None = None, trust_remote_co
     batch = random_batch(model.config)
     adapted = load_adapter(model, str(adapter), trains=False).eval()
     wanted = _logits(adapted, batch)
-    plain: Any = adapted.merge_and_unload(safe_merge=True)
+    tied = getattr(model.config, "tie_word_embeddings", None)
+    with warnings.catch_warnings():
+        # peft unties what has two trained copies; they are equal.
+        warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+        plain: Any = adapted.merge_and_unload(safe_merge=True)
+    if tied is not None:
+        plain.config.tie_word_embeddings = tied
+    _tie(plain, adapter)
     difference = relative_difference(_logits(plain.eval(), batch), wanted)
     if not difference <= TOLERANCE:
         raise CheckpointError(
@@ -87,11 +95,28 @@ def merge(adapter: Path, out: Path, *, dtype: str | None = None, trust_remote_co
         )
     name = dtype or _own_dtype(config)
     plain.to(getattr(torch, name))
-    if (adapter / "generation_config.json").is_file():
-        plain.generation_config = GenerationConfig.from_pretrained(adapter)
+    if (adapter / BASE_FOLDER / "generation_config.json").is_file():
+        plain.generation_config = GenerationConfig.from_pretrained(adapter / BASE_FOLDER)
     _write(plain, adapter, base, out, trust_remote_code)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return Merged(folder=out, base=base.name, difference=difference, dtype=name, bytes=size)
+
+
+def _tie(model: Any, adapter: Path) -> None:
+    """Ties the weights that the model's class ties, as loading the written model will.
+
+    Of a pair of which only the copy was trained (the bias of BERT's output layer) both take its value.
+    """
+    kept = _saved(adapter).get("modules_to_save") or ()
+    for name, source in getattr(model, "all_tied_weights_keys", {}).items():
+        if any(_holds(module, name) for module in kept) and not any(_holds(m, source) for m in kept):
+            model.get_parameter(source).data = model.get_parameter(name).data
+    model.tie_weights()
+
+
+def _saved(adapter: Path) -> dict[str, Any]:
+    """The adapter's own config."""
+    return dict(json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")))
 
 
 def _own_dtype(config: PretrainedConfig) -> str:
@@ -118,7 +143,7 @@ def _missing_base(base: Base, error: Exception) -> CheckpointError:
 
 def _model_class(adapter: Path, base: Base, config: PretrainedConfig) -> Any:
     """The class that the adapter was trained on."""
-    saved = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    saved = _saved(adapter)
     names = [
         # Where we wrote the config, it names the class itself.
         *((config.architectures or []) if base.config != base.name else []),
@@ -138,8 +163,7 @@ def _model_class(adapter: Path, base: Base, config: PretrainedConfig) -> Any:
 def _load_base(
     adapter: Path, base: Base, config: PretrainedConfig, trust_remote_code: bool
 ) -> PreTrainedModel:
-    saved = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    kept = tuple(saved.get("modules_to_save") or ())
+    kept = _saved(adapter).get("modules_to_save") or ()
     more = {"trust_remote_code": True} if trust_remote_code else {}
     try:
         model, info = _model_class(adapter, base, config).from_pretrained(
@@ -166,7 +190,7 @@ def _load_base(
 
 def _holds(module: str, key: str) -> bool:
     """Whether a weight belongs to a module that is named by the end of its name."""
-    return f".{module}." in f".{key}" or f"{module}." in key.partition(".")[0] + "."
+    return f".{module}." in f".{key}"
 
 
 def random_batch(config: PretrainedConfig, *, seed: int = 0) -> dict[str, Tensor]:

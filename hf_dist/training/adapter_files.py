@@ -1,8 +1,8 @@
 """What lies beside a saved adapter, and how its base model is found again.
 
     adapter_config.json, adapter_model.safetensors    peft's own
-    generation_config.json                            of a model that generates
     base/config.json                                  of the base model, with the labels of the new head
+    base/generation_config.json                       how it generates, where it does
     base/model.safetensors                            only of a base that has no name (drawn from a config)
 
 A base with a name is loaded by it. One without lies in the run's folder: `adapter_config.json` names the

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
+from peft import (
+    LoraConfig,
+    PeftModel,
+    TaskType,
+    get_peft_model,
+    get_peft_model_state_dict,
+    prepare_model_for_kbit_training,
+)
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors import safe_open
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -171,14 +180,24 @@ def load_adapter(model: PreTrainedModel, name: str, *, trains: bool) -> PeftMode
             f"the adapter {name} can't be loaded onto {model.name_or_path} ({reason}); name an adapter that "
             "was trained on this model"
         ) from error
-    missing = [str(one.message) for one in said if "missing adapter keys" in str(one.message)]
-    if missing:
+    problems = [str(one.message) for one in said if "missing adapter keys" in str(one.message)]
+    problems += [f"the model has no place for its {key}" for key in _surplus(adapted, Path(name))]
+    if problems:
         raise CheckpointError(
-            f"the adapter {name} doesn't fit {model.name_or_path}: {missing[0][:300]}; name an adapter that "
+            f"the adapter {name} doesn't fit {model.name_or_path}: {problems[0][:300]}; name an adapter that "
             "was trained on this model"
         )
     tie_kept(adapted)
     return adapted
+
+
+def _surplus(adapted: PeftModel, folder: Path) -> list[str]:
+    """Tensors of a saved adapter that found no place in the model, which peft leaves out without a word."""
+    file = folder / SAFETENSORS_WEIGHTS_NAME
+    if not file.is_file():
+        return []
+    with safe_open(file, "pt") as tensors:
+        return sorted(set(tensors.keys()) - set(get_peft_model_state_dict(adapted)))
 
 
 # ---- The base ----
@@ -208,7 +227,8 @@ def save_beside(adapted: PeftModel, folder: Path) -> None:
     config.architectures = [type(base).__name__]
     config.save_pretrained(folder / BASE_FOLDER)
     if base.can_generate():
-        base.generation_config.save_pretrained(folder)
+        # A task sets it on the model it is given, which is the wrapped one.
+        adapted.generation_config.save_pretrained(folder / BASE_FOLDER)
 
 
 def load_options(settings: PeftConfig, training_arguments: Mapping[str, Any]) -> dict[str, Any]:
