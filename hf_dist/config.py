@@ -45,6 +45,7 @@ class ModelConfig:
     model_name_or_path: str | None = option(
         None, "Hub name or folder of the model; without it a small one is built from a config."
     )
+    config_name: str | None = option(None, "Hub name or folder of the config; default: the model's.")
     tokenizer_name: str | None = option(None, "Hub name or folder of the tokenizer; default: the model's.")
     model_revision: str = option("main", "Branch, tag or commit of the model on the hub.")
     trust_remote_code: bool = option(False, "Run code that the model's repository ships.")

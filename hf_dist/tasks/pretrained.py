@@ -21,16 +21,19 @@ def load_config(model: ModelConfig, **changes: Any) -> PretrainedConfig:
     Raises:
         ConfigError: it isn't there or is no config.
     """
-    assert model.model_name_or_path is not None
+    name = model.config_name or model.model_name_or_path
+    assert name is not None
     try:
         return AutoConfig.from_pretrained(
-            model.model_name_or_path,
-            revision=model.model_revision,
+            name,
+            # The revision is that of the model; a config from elsewhere has branches of its own.
+            revision=model.model_revision if model.config_name is None else "main",
             trust_remote_code=model.trust_remote_code,
             **changes,
         )
     except (OSError, ValueError, KeyError) as error:
-        raise _unloadable("model_name_or_path", model.model_name_or_path, "model", error) from error
+        flag = "model_name_or_path" if model.config_name is None else "config_name"
+        raise _unloadable(flag, name, "model", error) from error
 
 
 def load_tokenizer(

@@ -79,9 +79,16 @@ def base_of(folder: Path) -> Base:
     )
 
 
+def has_no_name(base: str | None) -> bool:
+    """Whether a base model is one that a run drew, or that was kept beside an adapter."""
+    return base is None or (Path(base).name == BASE_FOLDER and is_adapter(Path(base).absolute().parent))
+
+
 def keep_base(source: Path, folder: Path) -> Path:
     """Copies a base model that has no name into the folder of a run; returns its place."""
     place, scratch = folder / BASE_FOLDER, folder / f".{BASE_FOLDER}"
+    if source.absolute() == place.absolute():
+        return place.absolute()
     for old in (scratch, place):
         shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(source, scratch)

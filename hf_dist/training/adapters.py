@@ -7,6 +7,7 @@ that the adapter is the same on every engine; peft does the rest.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import logging
 import os
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 from peft import (
     LoraConfig,
@@ -30,8 +32,8 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_dist.config import PeftConfig, RunConfig
-from hf_dist.errors import CheckpointError, EngineError
-from hf_dist.training.adapter_files import BASE_FOLDER, keep_base
+from hf_dist.errors import CheckpointError, ConfigError, EngineError
+from hf_dist.training.adapter_files import BASE_FOLDER, base_of, has_no_name, keep_base
 from hf_dist.training.adapter_modules import (
     LINEAR,
     check_kept,
@@ -104,6 +106,38 @@ def prepare(
         refuse_all_or_nothing(table)
         logger.info("\n".join(table_lines(table)))
     return adapted
+
+
+def with_base(config: RunConfig) -> RunConfig:
+    """The config with the base model, its config and the tokenizer of the adapter that is gone on with.
+
+    What the user named stays.
+
+    Raises:
+        CheckpointError: If the folder holds no adapter, or its base is gone.
+        ConfigError: If there is no such adapter.
+    """
+    name, model = config.peft.adapter_name_or_path, config.model
+    if name is None or model.model_name_or_path is not None:
+        return config
+    if not Path(name).is_dir():
+        try:
+            saved = peft.PeftConfig.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--adapter_name_or_path {name}: no adapter can be loaded from there "
+                f"({' '.join(str(error).split())[:200]}); expected a folder, or a name on the hub"
+            ) from error
+        found = {"model_name_or_path": saved.base_model_name_or_path}
+    else:
+        base = base_of(Path(name))
+        found = {"model_name_or_path": base.name, "model_revision": base.revision}
+        if base.config != base.name:
+            found["config_name"] = base.config
+        if (Path(name) / "tokenizer_config.json").is_file():
+            found["tokenizer_name"] = name
+    kept = {field: value for field, value in found.items() if getattr(model, field) in (None, "main")}
+    return dataclasses.replace(config, model=dataclasses.replace(model, **kept))
 
 
 def facts(settings: PeftConfig) -> str | None:
@@ -207,14 +241,14 @@ def _name_base(adapted: PeftModel, config: RunConfig, output_dir: Path, *, train
     """Makes the saved adapter name a base that can be loaded again."""
     adapter = adapted.active_peft_config
     base: Any = adapted.get_base_model()
-    if config.model.model_name_or_path is None:
+    if has_no_name(config.model.model_name_or_path):
         source = Path(str(base.name_or_path))
         place = str((output_dir / BASE_FOLDER).absolute())
         if trains:
             place = on_main(lambda: str(keep_base(source, output_dir)))
         adapter.base_model_name_or_path = place
         return
-    name = config.model.model_name_or_path
+    name = str(config.model.model_name_or_path)
     adapter.base_model_name_or_path = str(Path(name).absolute()) if Path(name).is_dir() else name
     adapter.revision = config.model.model_revision if config.model.model_revision != "main" else None
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from hf_dist.config import DataConfig, RunConfig
+from hf_dist.training.adapter_files import has_no_name
 from hf_dist.training.output import package_versions
 
 CARD_FILE = "README.md"
@@ -105,8 +106,8 @@ def _merging(config: RunConfig, auto_class: str) -> str:
     and the magnitudes of DoRA.
     """
     name, options = config.model.model_name_or_path, ""
-    base = 'FOLDER + "/base"' if name is None else repr(name)
-    if name is not None and config.model.model_revision != "main":
+    base = 'FOLDER + "/base"' if has_no_name(name) else repr(name)
+    if not has_no_name(name) and config.model.model_revision != "main":
         options += f", revision={config.model.model_revision!r}"
     if config.model.new_head:
         options += ", ignore_mismatched_sizes=True"

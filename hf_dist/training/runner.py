@@ -77,6 +77,7 @@ def _resolve(config: RunConfig) -> RunConfig:
 
     Without --do_train, --do_eval and --do_predict a recipe trains and evaluates.
     """
+    config = adapters.with_base(config)
     arguments = dict(config.training_arguments)
     batching = config.batching
     if batching.pad_to_multiple_of is None:

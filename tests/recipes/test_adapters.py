@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +22,10 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_dist.merge import TOLERANCE, merge, random_batch, relative_difference
+from tests import launch
 from tests.recipes import test_language_models as language
 from tests.recipes import test_question_answering as spans
+from tests.recipes import test_resume as resume
 from tests.recipes import test_text_classification as texts
 from tests.recipes import test_token_classification as tags
 from tests.recipes.seq2seq_runs import ROWS as PAIRS
@@ -160,3 +167,141 @@ def test_a_recipe_with_lora(recipe: str, tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     exec(card.partition("```python\n")[2].partition("```")[0], {"FOLDER": str(folder)})
     assert capsys.readouterr().out.strip()
+
+
+# ---- Killed and resumed ----
+
+SHORT = (
+    "--peft=lora", "--max_train_samples=200", "--max_eval_samples=20", "--max_length=32", "--max_steps=9",
+    "--save_strategy=steps", "--save_steps=3", "--eval_strategy=no", "--logging_steps=1",
+    "--lora_dropout=0.1",
+)  # fmt: skip
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def losses(folder: Path) -> list[float]:
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in history if "loss" in entry]
+
+
+def same(one: Path, other: Path) -> bool:
+    mine, theirs = weights(one), weights(other)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_killed_run_ends_with_the_same_adapter(tmp_path: Path) -> None:
+    """Killed for real, in a process of its own, behind step 6."""
+    assert launch.call(texts.main, *SHORT, f"--output_dir={tmp_path / 'whole'}") == 0
+    run = tmp_path / "killed"
+    script = launch.ROOT / "recipes" / "text_classification.py"
+    started = subprocess.Popen(
+        [sys.executable, str(script), *SHORT, f"--output_dir={run}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    resume.wait_for(run / "checkpoint-6")
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    assert not (run / "all_results.json").exists()
+    assert launch.call(texts.main, *SHORT, f"--output_dir={run}") == 0
+    assert same(run, tmp_path / "whole")
+    assert losses(run) == losses(tmp_path / "whole") and len(losses(run)) == 9
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (("--lora_r=4",), "adapter: the checkpoint has lora r=16 alpha=32, this run lora r=4 alpha=8"),
+        (
+            ("--peft=none", "--lora_dropout=0"),
+            "adapter: the checkpoint has lora r=16 alpha=32, this run None",
+        ),
+    ],
+)
+def test_another_adapter_is_not_resumed(
+    flags: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = [*SHORT, f"--output_dir={tmp_path}"]
+    assert launch.call(texts.main, *short, "--max_steps=3") == 0
+    (tmp_path / "all_results.json").unlink()
+    capsys.readouterr()
+    assert launch.call(texts.main, *short, *flags) == 2
+    assert says in launch.only_error(capsys.readouterr().err)
+
+
+def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path) -> None:
+    flags = ["--eval_strategy=steps", "--eval_steps=3", "--load_best_model_at_end", "--learning_rate=0.03"]
+    kept = "--metric_for_best_model=loss"
+    assert launch.call(texts.main, *SHORT, *flags, kept, f"--output_dir={tmp_path}") == 0
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert same(tmp_path, tmp_path / Path(state["best_model_checkpoint"]).name)
+
+
+def test_one_adapter_goes_on_and_is_evaluated_alone(tmp_path: Path) -> None:
+    first, second, alone = (tmp_path / name for name in ("first", "second", "alone"))
+    flags = [flag for flag in SHORT if not flag.startswith(("--peft", "--lora"))]
+    assert launch.call(texts.main, *SHORT, f"--output_dir={first}") == 0
+    going_on = [f"--adapter_name_or_path={first}", *flags]
+    assert launch.call(texts.main, *going_on, f"--output_dir={second}") == 0
+    assert losses(second)[0] < losses(first)[0]
+    assert not same(first, second)
+    named = json.loads((second / "adapter_config.json").read_text())["base_model_name_or_path"]
+    # Its base has no name either: it is kept again.
+    assert named == str(second / "base")
+    kept = [(folder / "base" / "model.safetensors").read_bytes() for folder in (first, second)]
+    assert kept[0] == kept[1]
+    evaluated = [f"--adapter_name_or_path={second}", "--do_eval", "--max_eval_samples=20", "--max_length=32"]
+    assert launch.call(texts.main, *evaluated, f"--output_dir={alone}") == 0
+    found = [json.loads((folder / "all_results.json").read_text()) for folder in (second, alone)]
+    assert found[0]["eval_loss"] == pytest.approx(found[1]["eval_loss"], rel=1e-5)
+
+
+# ---- Two processes ----
+
+PAIRED = (
+    "--do_train", "--max_train_samples=200", "--max_length=32", "--max_steps=4", "--save_strategy=no",
+    "--eval_strategy=no", "--logging_steps=1", "--dropout=0", "--peft=lora", f"--lora_r={R}",
+    "--tokens_per_step=1024", "--max_tokens_per_device=512",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "preset, recipe, more",
+    [
+        ("none", "text_classification", ()),
+        *(
+            pytest.param(preset, recipe, more, marks=pytest.mark.slow)
+            for preset in ("zero2", "zero3", "zero3-offload")
+            for recipe, more in (
+                ("text_classification", ()),
+                ("causal_lm", ("--lora_modules_to_save=embeddings",)),
+                ("summarization", ("--lora_modules_to_save=embeddings", "--max_target_length=12")),
+                ("masked_lm", ("--peft=dora",)),
+            )
+            if preset != "zero3-offload" or recipe == "text_classification"
+        ),
+    ],
+)
+def test_two_processes_train_and_save_the_same_adapter(
+    preset: str, recipe: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    module = importlib.import_module(f"recipes.{recipe}")
+    assert launch.call(module.main, *PAIRED, *more, f"--output_dir={one}") == 0
+    found = launch.run(recipe, *PAIRED, *more, f"--preset={preset}", output_dir=two, nproc=2)
+    assert (found["world_size"], found["engine"]) == (2, "ddp" if preset == "none" else f"deepspeed-{preset}")
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    mine, theirs = weights(two), weights(one)
+    assert {name: tensor.shape for name, tensor in mine.items()} == {n: t.shape for n, t in theirs.items()}
+    assert (two / "adapter_model.safetensors").stat().st_size == (
+        one / "adapter_model.safetensors"
+    ).stat().st_size
+    apart = sum(float((mine[name] - theirs[name]).square().sum()) for name in mine) ** 0.5
+    assert apart <= 1e-4 * sum(float(tensor.square().sum()) for tensor in theirs.values()) ** 0.5
+    assert (two / "base" / "model.safetensors").read_bytes() == (
+        one / "base" / "model.safetensors"
+    ).read_bytes()
