@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,6 +194,20 @@ def same(one: Path, other: Path) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+def test_a_resumed_run_ends_with_the_same_adapter(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert launch.call(texts.main, *SHORT, "--save_total_limit=9", f"--output_dir={whole}") == 0
+    shutil.copytree(whole / "checkpoint-6", cut / "checkpoint-6")
+    assert launch.call(texts.main, *SHORT, f"--output_dir={cut}") == 0
+    assert same(cut, whole)
+    assert losses(cut) == losses(whole) and len(losses(cut)) == 9
+    # Two moments of each trained number, and nothing of the frozen ones.
+    optimizer = torch.load(whole / "checkpoint-9" / "optimizer.pt")["state"]
+    moments = sum(state[name].numel() for state in optimizer.values() for name in ("exp_avg", "exp_avg_sq"))
+    assert moments == 2 * sum(tensor.numel() for tensor in weights(whole).values())
+
+
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_adapter(tmp_path: Path) -> None:
     """Killed for real, in a process of its own, behind step 6."""
     assert launch.call(texts.main, *SHORT, f"--output_dir={tmp_path / 'whole'}") == 0
@@ -272,7 +287,7 @@ PAIRED = (
 @pytest.mark.parametrize(
     "preset, recipe, more",
     [
-        ("none", "text_classification", ()),
+        pytest.param("none", "text_classification", (), marks=pytest.mark.slow),
         *(
             pytest.param(preset, recipe, more, marks=pytest.mark.slow)
             for preset in ("zero2", "zero3", "zero3-offload")

@@ -163,6 +163,17 @@ def test_the_kin_of_lora(peft: str, r: int, more: int, tmp_path: Path) -> None:
     assert layer.scaling["default"] == pytest.approx(2 * r / (r**0.5 if peft == "rslora" else r))
 
 
+def test_transformers_still_loads_dora_wrong(tmp_path: Path) -> None:
+    """Transformers 5.24 doesn't find DoRA's magnitudes; once this fails, the card may load the folder."""
+    model = adapted("bert tagger", peft="dora")
+    base("bert tagger")[0].save_pretrained(tmp_path / "base")
+    model.active_peft_config.base_model_name_or_path = str(tmp_path / "base")
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path)
+    batch = inputs(model)
+    assert not torch.allclose(logits(loaded, batch), logits(model, batch), rtol=1e-3)
+
+
 def test_named_targets_and_alpha() -> None:
     model = adapted("bert tagger", lora_target=["query,value"], lora_alpha=3)
     assert sum(e.trainable for e in adapter_table.trained_parameters(model).values()) == 85 + 2 * 4 * 32
