@@ -6,6 +6,7 @@ that the adapter is the same on every engine; peft does the rest.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import importlib.util
@@ -23,11 +24,8 @@ from peft import (
     PeftModel,
     TaskType,
     get_peft_model,
-    get_peft_model_state_dict,
     prepare_model_for_kbit_training,
 )
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from safetensors import safe_open
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -61,32 +59,33 @@ _TASK_TYPES = {
 }
 
 
-def prepare(
+# peft asks transformers by a name that is deprecated, and doesn't know that we tie what it unties.
+_NOISE = ".is_gradient_checkpointing|Model has .tie_word_embeddings|The PEFT config"
+
+
+def wrap(
     model: Any,
     auto_class: Any,
     config: RunConfig,
     *,
-    output_dir: Path,
     seed: int,
     trains: bool = True,
     checkpoint: Path | None = None,
 ) -> Any:
-    """The model as it is trained: with an adapter, if the config says so; else as it is.
+    """The model with an adapter, if the config says so; else as it is.
 
-    Called on all ranks, before the Trainer is made and after ZeRO-3 has partitioned the base.
+    Needs no other rank, but where ZeRO-3 has partitioned the base: then all ranks call it.
 
     Args:
         model: The base, as `load_model` gives it.
         auto_class: The transformers auto class that loaded it.
         config: The whole config.
-        output_dir: The run's folder; a base without a name is copied into it.
-        seed: Draws the adapter.
+        seed: Draws a new adapter.
         trains: Whether it is trained, and not only evaluated.
         checkpoint: The adapter is taken from this folder instead of drawn.
 
     Raises:
-        ConfigError: If the modules that the config names aren't there, or nothing or everything would be
-            trained.
+        ConfigError: If the modules that the config names aren't there.
         CheckpointError: If the adapter to go on with doesn't fit.
     """
     settings = config.peft
@@ -97,15 +96,23 @@ def prepare(
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
     named = str(checkpoint) if checkpoint is not None else settings.adapter_name_or_path
     if named is not None:
-        adapted = load_adapter(model, named, trains=trains)
-    else:
-        adapted = add_adapter(model, auto_class, settings, seed=seed)
-    _name_base(adapted, config, output_dir, trains=trains)
-    table = trained_parameters(adapted)
+        return load_adapter(model, named, trains=trains)
+    return add_adapter(model, auto_class, settings, seed=seed)
+
+
+def prepare(adapted: Any, config: RunConfig, *, output_dir: Path, trains: bool = True) -> None:
+    """Readies a wrapped model for the Trainer, on all ranks together: names its base, shows what is trained.
+
+    Raises:
+        ConfigError: If nothing or everything would be trained.
+    """
+    if not isinstance(adapted, PeftModel):
+        return
     if trains:
+        table = trained_parameters(adapted)
         refuse_all_or_nothing(table)
         logger.info("\n".join(table_lines(table)))
-    return adapted
+    _name_base(adapted, config, output_dir, trains=trains)
 
 
 def with_base(config: RunConfig) -> RunConfig:
@@ -185,8 +192,7 @@ def add_adapter(model: PreTrainedModel, auto_class: Any, settings: PeftConfig, *
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # It asks transformers by a name that is deprecated, and doesn't know that we tie what it unties.
-        warnings.filterwarnings("ignore", message=".is_gradient_checkpointing|Model has .tie_word_embeddings")
+        warnings.filterwarnings("ignore", message=_NOISE)
         torch.manual_seed(seed)
         try:
             adapted = get_peft_model(model, adapter)
@@ -204,34 +210,38 @@ def load_adapter(model: PreTrainedModel, name: str, *, trains: bool) -> PeftMode
     Raises:
         CheckpointError: If it isn't there, or doesn't fit the model.
     """
+    mend = f"{model.name_or_path or type(model).__name__}; name an adapter that was trained on this model"
     try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            adapted = PeftModel.from_pretrained(model, name, is_trainable=trains)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_NOISE)
+            settings = peft.PeftConfig.from_pretrained(name)
+            settings.inference_mode = not trains
+            adapted = get_peft_model(model, settings)
+            with _gathered(adapted):
+                found = adapted.load_adapter(name, adapted.active_adapter, is_trainable=trains)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"the adapter {name} can't be loaded onto {model.name_or_path} ({reason}); name an adapter that "
-            "was trained on this model"
-        ) from error
-    problems = [str(one.message) for one in said if "missing adapter keys" in str(one.message)]
-    problems += [f"the model has no place for its {key}" for key in _surplus(adapted, Path(name))]
-    if problems:
-        raise CheckpointError(
-            f"the adapter {name} doesn't fit {model.name_or_path}: {problems[0][:300]}; name an adapter that "
-            "was trained on this model"
+        raise CheckpointError(f"the adapter {name} can't be loaded ({reason}) onto {mend}") from error
+    assert isinstance(adapted, PeftModel)
+    if found.missing_keys or found.unexpected_keys:
+        problem = (
+            f"lacks {found.missing_keys[0]}"
+            if found.missing_keys
+            else f"brings {found.unexpected_keys[0]}, which the model has no place for,"
         )
+        raise CheckpointError(f"the adapter {name} {problem} and doesn't fit {mend}")
     tie_kept(adapted)
     return adapted
 
 
-def _surplus(adapted: PeftModel, folder: Path) -> list[str]:
-    """Tensors of a saved adapter that found no place in the model, which peft leaves out without a word."""
-    file = folder / SAFETENSORS_WEIGHTS_NAME
-    if not file.is_file():
-        return []
-    with safe_open(file, "pt") as tensors:
-        return sorted(set(tensors.keys()) - set(get_peft_model_state_dict(adapted)))
+def _gathered(adapted: Any) -> Any:
+    """Makes trained parameters whole that ZeRO-3 has partitioned with the module they are a copy of."""
+    parts = [p for p in adapted.parameters() if hasattr(p, "ds_id") and p.requires_grad]
+    if not parts:
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parts, modifier_rank=0)
 
 
 # ---- The base ----
