@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import shutil
@@ -146,7 +148,7 @@ def outputs(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("recipe", CASES)
-def test_a_recipe_with_lora(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_with_lora(recipe: str, tmp_path: Path) -> None:
     case = CASES[recipe]
     made = importlib.import_module(f"recipes.{recipe}").build(**settings_of(recipe, tmp_path))
     found = made.run()
@@ -165,9 +167,9 @@ def test_a_recipe_with_lora(recipe: str, tmp_path: Path, capsys: pytest.CaptureF
     assert relative_difference(outputs(alone, batch), wanted) <= TOLERANCE
     card = (folder / "README.md").read_text()
     assert "library_name: peft" in card
-    capsys.readouterr()
-    exec(card.partition("```python\n")[2].partition("```")[0], {"FOLDER": str(folder)})
-    assert capsys.readouterr().out.strip()
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        exec(card.partition("```python\n")[2].partition("```")[0], {"FOLDER": str(folder)})
+    assert shown.getvalue().strip()
 
 
 # ---- Killed and resumed ----
@@ -194,9 +196,15 @@ def same(one: Path, other: Path) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_a_resumed_run_ends_with_the_same_adapter(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert launch.call(texts.main, *SHORT, "--save_total_limit=9", f"--output_dir={whole}") == 0
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert launch.call(texts.main, *SHORT, "--save_total_limit=9", f"--output_dir={folder}") == 0
+    return folder
+
+
+def test_a_resumed_run_ends_with_the_same_adapter(whole: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
     shutil.copytree(whole / "checkpoint-6", cut / "checkpoint-6")
     assert launch.call(texts.main, *SHORT, f"--output_dir={cut}") == 0
     assert same(cut, whole)
@@ -208,9 +216,8 @@ def test_a_resumed_run_ends_with_the_same_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_same_adapter(tmp_path: Path) -> None:
+def test_a_killed_run_ends_with_the_same_adapter(whole: Path, tmp_path: Path) -> None:
     """Killed for real, in a process of its own, behind step 6."""
-    assert launch.call(texts.main, *SHORT, f"--output_dir={tmp_path / 'whole'}") == 0
     run = tmp_path / "killed"
     script = launch.ROOT / "recipes" / "text_classification.py"
     started = subprocess.Popen(
@@ -223,8 +230,8 @@ def test_a_killed_run_ends_with_the_same_adapter(tmp_path: Path) -> None:
     started.wait()
     assert not (run / "all_results.json").exists()
     assert launch.call(texts.main, *SHORT, f"--output_dir={run}") == 0
-    assert same(run, tmp_path / "whole")
-    assert losses(run) == losses(tmp_path / "whole") and len(losses(run)) == 9
+    assert same(run, whole)
+    assert losses(run) == losses(whole) and len(losses(run)) == 9
 
 
 @pytest.mark.parametrize(
@@ -238,13 +245,10 @@ def test_a_killed_run_ends_with_the_same_adapter(tmp_path: Path) -> None:
     ],
 )
 def test_another_adapter_is_not_resumed(
-    flags: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], says: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = [*SHORT, f"--output_dir={tmp_path}"]
-    assert launch.call(texts.main, *short, "--max_steps=3") == 0
-    (tmp_path / "all_results.json").unlink()
-    capsys.readouterr()
-    assert launch.call(texts.main, *short, *flags) == 2
+    shutil.copytree(whole / "checkpoint-3", tmp_path / "checkpoint-3")
+    assert launch.call(texts.main, *SHORT, *flags, f"--output_dir={tmp_path}") == 2
     assert says in launch.only_error(capsys.readouterr().err)
 
 
@@ -256,10 +260,9 @@ def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path) -> None:
     assert same(tmp_path, tmp_path / Path(state["best_model_checkpoint"]).name)
 
 
-def test_one_adapter_goes_on_and_is_evaluated_alone(tmp_path: Path) -> None:
-    first, second, alone = (tmp_path / name for name in ("first", "second", "alone"))
+def test_one_adapter_goes_on_and_is_evaluated_alone(whole: Path, tmp_path: Path) -> None:
+    first, second, alone = whole, tmp_path / "second", tmp_path / "alone"
     flags = [flag for flag in SHORT if not flag.startswith(("--peft", "--lora"))]
-    assert launch.call(texts.main, *SHORT, f"--output_dir={first}") == 0
     going_on = [f"--adapter_name_or_path={first}", *flags]
     assert launch.call(texts.main, *going_on, f"--output_dir={second}") == 0
     assert losses(second)[0] < losses(first)[0]
