@@ -278,6 +278,28 @@ def test_one_adapter_goes_on_and_is_evaluated_alone(whole: Path, tmp_path: Path)
     assert found[0]["eval_loss"] == pytest.approx(found[1]["eval_loss"], rel=1e-5)
 
 
+def test_a_named_base_gets_a_new_head(whole: Path, tmp_path: Path) -> None:
+    """The base has 20 classes of its own; the labels of the new ones are in the card's code and merged."""
+    named, run = tmp_path / "named", tmp_path / "run"
+    merge(whole, named)
+    files = settings_of("text_classification", tmp_path)
+    flags = [f"--{name}={files[name]}" for name in ("train_file", "validation_file")]
+    flags += [f"--model_name_or_path={named}", "--new_head", "--learning_rate=1e-2", "--max_steps=20"]
+    flags += ["--lora_modules_to_save=embeddings"]
+    short = [flag for flag in SHORT if not flag.startswith(("--max_steps", "--save"))]
+    assert launch.call(texts.main, *short, *flags, "--save_strategy=no", f"--output_dir={run}") == 0
+    assert json.loads((run / "all_results.json").read_text())["eval_accuracy"] > 0.9
+    # Its weights are where they were: only its config, with the new labels, is kept.
+    assert [path.name for path in (run / "base").iterdir()] == ["config.json"]
+    code = (run / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        exec(code, {"FOLDER": str(run)})
+    assert "'label': 'pos'" in shown.getvalue() or "'label': 'neg'" in shown.getvalue()
+    assert merge(run, tmp_path / "merged").base == str(named)
+    classify = transformers.pipeline("text-classification", model=str(tmp_path / "merged"), device="cpu")
+    assert [found["label"] for found in classify(["good good good", "bad bad bad"])] == ["pos", "neg"]
+
+
 # ---- Two processes ----
 
 PAIRED = (
@@ -323,3 +345,23 @@ def test_two_processes_train_and_save_the_same_adapter(
     assert (two / "base" / "model.safetensors").read_bytes() == (
         one / "base" / "model.safetensors"
     ).read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_resume_and_go_on_under_zero3(tmp_path: Path) -> None:
+    """A head that is kept in full is a copy of a partitioned module: its weights come back all the same."""
+    one, two, on = (tmp_path / name for name in ("one", "two", "on"))
+    flags = [flag for flag in PAIRED if flag != "--save_strategy=no"]
+    saves = ("--save_strategy=steps", "--save_steps=2", "--preset=zero3")
+    launch.run("text_classification", *flags, *saves, output_dir=one, nproc=2)
+    shutil.copytree(one / "checkpoint-2", two / "checkpoint-2")
+    launch.run("text_classification", *flags, *saves, output_dir=two, nproc=2)
+    mine, theirs = weights(two), weights(one)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7) for name in mine)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5) and len(losses(two)) == 4
+    plain = [flag for flag in flags if not flag.startswith(("--peft", "--lora"))]
+    still = ("--learning_rate=0", "--preset=zero3", f"--adapter_name_or_path={one}")
+    launch.run("text_classification", *plain, *still, output_dir=on, nproc=2)
+    mine = weights(on)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
