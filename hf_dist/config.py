@@ -52,6 +52,9 @@ class ModelConfig:
     allow_pickle: bool = option(
         False, "Load weights that are pickled (.bin) and not safetensors; a pickle can run any code."
     )
+    resize_embeddings: bool = option(
+        False, "Give tokens that the tokenizer has and the model has not embeddings of their own."
+    )
     new_head: bool = option(False, "Draw a new head where the model's own is for another number of classes.")
     dropout: float | None = option(None, "Set every dropout probability of the model's config.")
 

@@ -77,18 +77,25 @@ def load_tokenizer(
 
 
 def check_fit(
-    tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, max_length: int, pad_to_multiple_of: int
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainedConfig,
+    *,
+    max_length: int,
+    pad_to_multiple_of: int,
+    resizes: bool = False,
 ) -> None:
     """Checks that every token has an embedding and every position of a padded row is one the model knows.
+
+    `resizes` says that new tokens are given embeddings later.
 
     Raises:
         ConfigError: they don't fit.
     """
     embeddings = getattr(config.get_text_config(), "vocab_size", None)
-    if embeddings is not None and len(tokenizer) > embeddings:
+    if embeddings is not None and len(tokenizer) > embeddings and not resizes:
         raise ConfigError(
             f"the tokenizer has {len(tokenizer)} tokens and the model's embedding {embeddings}; name the "
-            "tokenizer that belongs to the model, or a model whose embedding was resized"
+            "tokenizer that belongs to the model, or say --resize_embeddings for tokens that are new to it"
         )
     limits = [getattr(config.get_text_config(), "max_position_embeddings", None)]
     if config.model_type in _POSITIONS_AFTER_PAD and limits[0] is not None:

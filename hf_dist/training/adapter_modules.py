@@ -16,7 +16,8 @@ from hf_dist.errors import ConfigError, nearest
 LINEAR = (nn.Linear, Conv1D)
 """The layers that get an adapter by default; GPT-2's are Conv1D."""
 
-_EMBEDDINGS = "embeddings"
+EMBEDDINGS = "embeddings"
+"""What a user may call the input embeddings of any model."""
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
@@ -38,6 +39,19 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def embedding_name(model: PreTrainedModel) -> str:
+    """Name of the module that holds the input embeddings."""
+    embeddings = model.get_input_embeddings()
+    return next(name for name, module in model.named_modules() if module is embeddings)
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Tokens that have an embedding."""
+    weight: Any = model.get_input_embeddings().weight
+    # ZeRO-3 leaves a rank an empty tensor and the shape beside it.
+    return int(getattr(weight, "ds_shape", weight.shape)[0])
+
+
 def is_in(name: str, modules: Sequence[str]) -> bool:
     """Whether a module is one of these, or part of one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
@@ -46,18 +60,17 @@ def is_in(name: str, modules: Sequence[str]) -> bool:
 def kept_by_name(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
     """Full names of the modules that a user named by their last parts."""
     modules = {name for name, _ in model.named_modules() if name}
-    embeddings = model.get_input_embeddings()
     found: list[str] = []
     for name in names:
-        if name == _EMBEDDINGS:
-            matching = [full for full, module in model.named_modules() if module is embeddings]
+        if name == EMBEDDINGS:
+            matching = [embedding_name(model)]
         else:
             matching = [full for full in modules if full == name or full.endswith(f".{name}")]
         if not matching:
             known = {full.split(".")[-1] for full in modules if not full.split(".")[-1].isdigit()}
             raise ConfigError(
                 f"--lora_modules_to_save {name}: the model has no such module{nearest(name, known)}; it has "
-                f"{_EMBEDDINGS}, {', '.join(sorted(known))}"
+                f"{EMBEDDINGS}, {', '.join(sorted(known))}"
             )
         found += sorted(matching)
     return found

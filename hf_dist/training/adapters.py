@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib.util
 import logging
 import os
@@ -33,9 +34,12 @@ from hf_dist.config import PeftConfig, RunConfig
 from hf_dist.errors import CheckpointError, ConfigError, EngineError
 from hf_dist.training.adapter_files import BASE_FOLDER, base_of, has_no_name, keep_base
 from hf_dist.training.adapter_modules import (
+    EMBEDDINGS,
     LINEAR,
     check_kept,
     check_targets,
+    embedding_name,
+    embedding_rows,
     head_modules,
     is_in,
     kept_by_name,
@@ -46,6 +50,7 @@ from hf_dist.training.adapter_modules import (
 )
 from hf_dist.training.adapter_table import refuse_all_or_nothing, table_lines, trained_parameters
 from hf_dist.training.gather import on_main
+from hf_dist.training.initial_model import resize_embeddings
 
 logger = logging.getLogger("hf_dist")
 
@@ -71,6 +76,7 @@ def wrap(
     seed: int,
     trains: bool = True,
     checkpoint: Path | None = None,
+    base_rows: int | None = None,
 ) -> Any:
     """The model with an adapter, if the config says so; else as it is.
 
@@ -83,6 +89,7 @@ def wrap(
         seed: Draws a new adapter.
         trains: Whether it is trained, and not only evaluated.
         checkpoint: The adapter is taken from this folder instead of drawn.
+        base_rows: Embeddings that the base has where it was saved, if the model may have others.
 
     Raises:
         ConfigError: If the modules that the config names aren't there.
@@ -96,8 +103,8 @@ def wrap(
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
     named = str(checkpoint) if checkpoint is not None else settings.adapter_name_or_path
     if named is not None:
-        return load_adapter(model, named, trains=trains)
-    return add_adapter(model, auto_class, settings, seed=seed)
+        return load_adapter(model, named, trains=trains, base_rows=base_rows)
+    return add_adapter(model, auto_class, settings, seed=seed, base_rows=base_rows)
 
 
 def prepare(adapted: Any, config: RunConfig, *, output_dir: Path, trains: bool = True) -> None:
@@ -144,7 +151,9 @@ def with_base(config: RunConfig) -> RunConfig:
         if (Path(name) / "tokenizer_config.json").is_file():
             found["tokenizer_name"] = name
     kept = {field: value for field, value in found.items() if getattr(model, field) in (None, "main")}
-    return dataclasses.replace(config, model=dataclasses.replace(model, **kept))
+    # Its tokenizer may have tokens that are new to the base.
+    model = dataclasses.replace(model, resize_embeddings=True, **kept)
+    return dataclasses.replace(config, model=model)
 
 
 def facts(settings: PeftConfig) -> str | None:
@@ -168,13 +177,32 @@ def alpha(settings: PeftConfig) -> int:
 # ---- The adapter ----
 
 
-def add_adapter(model: PreTrainedModel, auto_class: Any, settings: PeftConfig, *, seed: int) -> PeftModel:
+def add_adapter(
+    model: PreTrainedModel,
+    auto_class: Any,
+    settings: PeftConfig,
+    *,
+    seed: int,
+    base_rows: int | None = None,
+) -> PeftModel:
     """Wraps a model with a new adapter, drawn with `seed` and the same on every rank.
+
+    Args:
+        model: The base.
+        auto_class: The transformers auto class that loaded it.
+        settings: What kind of adapter.
+        seed: Draws it.
+        base_rows: Embeddings that the base has where it was saved, if the model has others: they are kept in
+            full then.
 
     Raises:
         ConfigError: If a named module isn't there.
     """
-    kept = [*head_modules(model), *kept_by_name(model, settings.lora_modules_to_save or ())]
+    named = list(settings.lora_modules_to_save or ())
+    if base_rows is not None and base_rows != embedding_rows(model):
+        # New tokens have new embeddings, which are nowhere else.
+        named.append(EMBEDDINGS)
+    kept = [*head_modules(model), *kept_by_name(model, named)]
     kept = outermost([*kept, *tied_to_embeddings(model, kept)])
     check_targets(model, settings.lora_target or ())
     linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR)]
@@ -200,12 +228,25 @@ def add_adapter(model: PreTrainedModel, auto_class: Any, settings: PeftConfig, *
             raise no_target(model, settings.lora_target or (), error) from error
     assert isinstance(adapted, PeftModel)
     check_kept(adapted, kept)
+    return _finish(adapted, base_rows)
+
+
+def _finish(adapted: PeftModel, base_rows: int | None) -> PeftModel:
+    """Ties what was tied, and fixes what is saved."""
     tie_kept(adapted)
+    # Left to itself peft would ask the hub for the base's config at every save, and add frozen embeddings.
+    adapted.save_pretrained = functools.partial(  # type: ignore[method-assign]
+        adapted.save_pretrained, save_embedding_layers=False
+    )
+    kept: Any = adapted
+    kept.base_rows = base_rows
     return adapted
 
 
-def load_adapter(model: PreTrainedModel, name: str, *, trains: bool) -> PeftModel:
-    """Wraps a model with a saved adapter.
+def load_adapter(
+    model: PreTrainedModel, name: str, *, trains: bool, base_rows: int | None = None
+) -> PeftModel:
+    """Wraps a model with a saved adapter; gives it as many embeddings as the adapter brings.
 
     Raises:
         CheckpointError: If it isn't there, or doesn't fit the model.
@@ -216,6 +257,10 @@ def load_adapter(model: PreTrainedModel, name: str, *, trains: bool) -> PeftMode
             warnings.filterwarnings("ignore", message=_NOISE)
             settings = peft.PeftConfig.from_pretrained(name)
             settings.inference_mode = not trains
+            brought, rows = _rows_of(model, name), embedding_rows(model)
+            if brought is not None and brought != rows:
+                base_rows = base_rows or rows
+                resize_embeddings(model, brought, seed=0)
             adapted = get_peft_model(model, settings)
             with _gathered(adapted):
                 found = adapted.load_adapter(name, adapted.active_adapter, is_trainable=trains)
@@ -230,8 +275,14 @@ def load_adapter(model: PreTrainedModel, name: str, *, trains: bool) -> PeftMode
             else f"brings {found.unexpected_keys[0]}, which the model has no place for,"
         )
         raise CheckpointError(f"the adapter {name} {problem} and doesn't fit {mend}")
-    tie_kept(adapted)
-    return adapted
+    return _finish(adapted, base_rows)
+
+
+def _rows_of(model: PreTrainedModel, name: str) -> int | None:
+    """Embeddings that a saved adapter brings, if it does."""
+    module = embedding_name(model)
+    tensor = peft.utils.load_peft_weights(name, device="cpu").get(f"base_model.model.{module}.weight")
+    return None if tensor is None else int(tensor.shape[0])
 
 
 def _gathered(adapted: Any) -> Any:
@@ -269,6 +320,9 @@ def save_beside(adapted: PeftModel, folder: Path) -> None:
     config = copy.deepcopy(base.config)
     # A named base may be saved as another class than the one it was loaded as.
     config.architectures = [type(base).__name__]
+    if (rows := getattr(adapted, "base_rows", None)) is not None:
+        # As the base is saved; whoever loads the adapter resizes it again.
+        config.get_text_config().vocab_size = rows
     config.save_pretrained(folder / BASE_FOLDER)
     if base.can_generate():
         # A task sets it on the model it is given, which is the wrapped one.

@@ -111,7 +111,11 @@ def _merging(config: RunConfig, auto_class: str) -> str:
         options += f", revision={config.model.model_revision!r}"
     if config.model.new_head:
         options += ", ignore_mismatched_sizes=True"
-    more = decoding = ""
+    more = decoding = resizing = ""
+    if config.model.resize_embeddings:
+        resizing = (
+            "base.resize_token_embeddings(max(len(tokenizer), base.get_input_embeddings().num_embeddings))\n"
+        )
     if auto_class in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"):
         more = ", GenerationConfig"
         decoding = 'base.generation_config = GenerationConfig.from_pretrained(FOLDER + "/base")\n'
@@ -121,9 +125,11 @@ def _merging(config: RunConfig, auto_class: str) -> str:
         'config = AutoConfig.from_pretrained(FOLDER + "/base")\n'
         f"base = {auto_class}.from_pretrained({base}, config=config{options})\n"
         f"{decoding}"
+        "tokenizer = AutoTokenizer.from_pretrained(FOLDER)\n"
+        f"{resizing}"
         'MERGED = FOLDER.rstrip("/") + "-merged"\n'
         "PeftModel.from_pretrained(base, FOLDER).merge_and_unload().save_pretrained(MERGED)\n"
-        "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(MERGED)\n\n"
+        "tokenizer.save_pretrained(MERGED)\n\n"
     )
 
 

@@ -376,9 +376,20 @@ def _build(prepared: _Prepared, *, seed: int, trains: bool, checkpoint: Path | N
         seed=seed,
         # Of a run with an adapter a checkpoint holds only that.
         checkpoint=None if config.peft.trains_adapter else checkpoint,
+        tokens=len(prepared.tokenizer),
         options=adapters.load_options(config.peft, config.training_arguments),
     )
-    return adapters.wrap(model, task.auto_class, config, seed=seed, trains=trains, checkpoint=checkpoint)
+    return adapters.wrap(
+        model,
+        task.auto_class,
+        config,
+        seed=seed,
+        trains=trains,
+        checkpoint=checkpoint,
+        base_rows=prepared.model_config.get_text_config().vocab_size
+        if config.model.resize_embeddings
+        else None,
+    )
 
 
 def _build_whole(build: Callable[..., PreTrainedModel], checkpoint: Path) -> PreTrainedModel:

@@ -300,6 +300,39 @@ def test_a_named_base_gets_a_new_head(whole: Path, tmp_path: Path) -> None:
     assert [found["label"] for found in classify(["good good good", "bad bad bad"])] == ["pos", "neg"]
 
 
+def test_new_tokens_are_saved_with_the_adapter(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named, run = tmp_path / "named", tmp_path / "run"
+    merge(whole, named)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(named)
+    assert tokenizer.add_tokens(["qqq", "zzz", "jjj"]) == 3
+    tokenizer.save_pretrained(tmp_path / "more")
+    rows = len(tokenizer)
+    short = [*SHORT, f"--model_name_or_path={named}", f"--tokenizer_name={tmp_path / 'more'}"]
+    assert launch.call(texts.main, *short, f"--output_dir={run}") == 2
+    assert "say --resize_embeddings" in launch.only_error(capsys.readouterr().err)
+    assert launch.call(texts.main, *short, "--resize_embeddings", f"--output_dir={run}") == 0
+    embeddings = "base_model.model.bert.embeddings.word_embeddings.weight"
+    assert len(weights(run)[embeddings]) == rows
+    assert json.loads((run / "base" / "config.json").read_text())["vocab_size"] == rows - 3
+    # A killed run goes on, another one evaluates it, and it merges.
+    shutil.copytree(run / "checkpoint-6", tmp_path / "cut" / "checkpoint-6")
+    assert launch.call(texts.main, *short, "--resize_embeddings", f"--output_dir={tmp_path / 'cut'}") == 0
+    assert same(tmp_path / "cut", run)
+    evaluated = [f"--adapter_name_or_path={run}", "--do_eval", "--max_eval_samples=20", "--max_length=32"]
+    assert launch.call(texts.main, *evaluated, f"--output_dir={tmp_path / 'alone'}") == 0
+    found = [json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("run", "alone")]
+    assert found[0]["eval_loss"] == pytest.approx(found[1]["eval_loss"], rel=1e-5)
+    merge(run, tmp_path / "merged")
+    merged = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    assert merged.get_input_embeddings().num_embeddings == rows
+    code = (run / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        exec(code, {"FOLDER": str(run)})
+    assert "label" in shown.getvalue()
+
+
 # ---- Two processes ----
 
 PAIRED = (
