@@ -147,7 +147,12 @@ def outputs(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [found[name] for name in ("logits", "start_logits", "end_logits") if found.get(name) is not None]
 
 
-@pytest.mark.parametrize("recipe", CASES)
+QUICK = ("text_classification", "causal_lm")
+
+
+@pytest.mark.parametrize(
+    "recipe", [r if r in QUICK else pytest.param(r, marks=pytest.mark.slow) for r in CASES]
+)
 def test_a_recipe_with_lora(recipe: str, tmp_path: Path) -> None:
     case = CASES[recipe]
     made = importlib.import_module(f"recipes.{recipe}").build(**settings_of(recipe, tmp_path))
