@@ -1,6 +1,6 @@
 """One step, one gradient: every head's gradient however the step is split, stock Trainer and ours.
 
-    python benchmarks/exactness.py [--quick] [--all] [--only kind/model_type ...] [--json FILE]
+    python benchmarks/exactness.py [--quick] [--all] [--lora] [--only kind/model_type ...] [--json FILE]
 
 A step of 16 rows is split into processes x accumulation steps with uneven micro-batches, in fp32 without
 dropout. An error is |gradient - reference| / |reference| over all parameters, the worst of the splits. The
@@ -15,6 +15,7 @@ held to no bound.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import os
@@ -124,7 +125,7 @@ def splits_table(results: Results, stable: list[heads.Head], changed: dict[str, 
 def zero_table(results: Results, chosen: list[heads.Head], folder: Path) -> None:
     for head in chosen:
         where = folder / "initial" / head.name
-        heads.build(head).save_pretrained(where)
+        heads.base(head).save_pretrained(where)
         torch.save(heads.formula_gradient(head), where / "gradient.pt")
     found = {stage: start_pair(f"zero{stage}", chosen, folder) for stage in (1, 2, 3)}
     rows = [[head.name, *(_short(found[stage][head.name]) for stage in found)] for head in chosen]
@@ -148,14 +149,17 @@ def run(results: Results, options: argparse.Namespace) -> None:
             *heads.all_heads(),
             *(head for head in chosen if head.kind in ("regression", "multi_label")),
         ]
+    if options.lora:
+        chosen = [dataclasses.replace(head, adapter=True) for head in chosen]
     if options.only:
         chosen = [heads.Head.parse(name) for name in options.only]
     stable, changed, failed = by_padding(chosen)
-    with tempfile.TemporaryDirectory() as name:
-        splits_table(results, stable, changed, Path(name))
+    lora = "+lora" if options.lora else ""
+    with tempfile.TemporaryDirectory() as folder:
+        splits_table(results, stable, changed, Path(folder))
         if not options.only:
             quick = ZERO_HEADS[:1] + ZERO_HEADS[6:8] if options.quick else ZERO_HEADS
-            zero_table(results, [heads.Head.parse(name) for name in quick], Path(name))
+            zero_table(results, [heads.Head.parse(f"{name}{lora}") for name in quick], Path(folder))
     if failed:
         results.table("types whose tiny model does not run", ["head", "why"], list(failed.items()))
     if not options.quick and not options.only:
@@ -165,6 +169,7 @@ def run(results: Results, options: argparse.Namespace) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every model type of the six auto-classes")
+    parser.add_argument("--lora", action="store_true", help="adapters beside frozen weights")
     parser.add_argument("--only", nargs="+", metavar="HEAD", help="only these heads, without DeepSpeed")
 
 

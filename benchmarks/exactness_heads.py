@@ -16,7 +16,9 @@ import torch.nn.functional as F  # noqa: N812
 import transformers
 from transformers.models.auto import modeling_auto
 
+from hf_dist.config import PeftConfig
 from hf_dist.tasks.items import ExampleItems, Items, SpanItems, TokenItems
+from hf_dist.training.adapters import add_adapter
 
 CLASSES, VOCABULARY, EOS = 5, 99, 2
 ROWS = 16
@@ -87,18 +89,20 @@ EXAMPLE_KINDS = ("classification", "regression", "multi_label")
 
 @dataclass(frozen=True)
 class Head:
-    """One model to train."""
+    """One model to train: all of it, or a LoRA adapter beside its frozen weights (`tagging/bert+lora`)."""
 
     kind: str
     model_type: str
+    adapter: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.kind}/{self.model_type}"
+        return f"{self.kind}/{self.model_type}{'+lora' if self.adapter else ''}"
 
     @classmethod
     def parse(cls, name: str) -> Head:
-        return cls(*name.split("/"))
+        kind, model_type = name.removesuffix("+lora").split("/")
+        return cls(kind, model_type, name.endswith("+lora"))
 
 
 def config_of(head: Head) -> Any:
@@ -120,10 +124,28 @@ def config_of(head: Head) -> Any:
     return config
 
 
-def build(head: Head) -> torch.nn.Module:
+def build(head: Head) -> Any:
     """The head with the same weights at every call."""
+    return adapt(head, base(head))
+
+
+def base(head: Head) -> Any:
+    """The head without its adapter."""
     torch.manual_seed(0)
     return KINDS[head.kind].auto_class.from_config(config_of(head)).float()
+
+
+def adapt(head: Head, model: Any) -> Any:
+    """The model with its adapter, if the head has one."""
+    if not head.adapter:
+        return model
+    adapted = add_adapter(model, KINDS[head.kind].auto_class, PeftConfig(peft="lora", lora_r=4), seed=0)
+    # As it starts B is zero, and so is the gradient of A.
+    draw = torch.Generator().manual_seed(1)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.1, generator=draw)
+    return adapted
 
 
 def too_big(head: Head, parameters: int = 3_000_000) -> bool:

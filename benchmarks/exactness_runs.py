@@ -228,6 +228,7 @@ def zero_error(head: heads.Head, stage: int, split: str, folder: Path) -> float:
     args = arguments(len(SIZES[split]), str(folder / "out"), deepspeed=zero_config(stage))
     # Built by from_pretrained after the arguments: so zero.Init partitions it.
     model = heads.KINDS[head.kind].auto_class.from_pretrained(folder / "initial" / head.name)
+    model = heads.adapt(head, model)
     trainer = our_trainer(head, model, split, args, [])
     before = _whole_weights(model)
     trainer.train()

@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_presets(commands)
     _add_verify(commands)
+    _add_merge(commands)
     return parser
 
 
@@ -73,6 +74,43 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     verify.add_argument("--presets", default="none", help="engines, run on the widest split (%(default)s)")
     verify.set_defaults(run=_verify)
+
+
+def _add_merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    merge = commands.add_parser(
+        "merge",
+        help="write an adapter and its base as one plain model",
+        description="Merges the adapter into its base model, compares the logits of the two, and writes a "
+        "model that loads without peft, with its tokenizer.",
+    )
+    merge.add_argument(
+        "adapter", metavar="ADAPTER", help="output folder of a run with --peft, or a checkpoint"
+    )
+    merge.add_argument("out", metavar="OUT", help="folder to write; must not exist yet")
+    merge.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; default: the base's own"
+    )
+    merge.add_argument(
+        "--trust_remote_code", action="store_true", help="run code that the base model's repository ships"
+    )
+    merge.set_defaults(run=_merge)
+
+
+def _merge(arguments: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from hf_dist.merge import merge
+
+    merged = merge(
+        Path(arguments.adapter),
+        Path(arguments.out),
+        dtype=arguments.dtype,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+    print(
+        f"{merged.folder}: {merged.base} with the adapter, {merged.bytes / 1e6:,.1f} MB in {merged.dtype}; "
+        f"its logits differ from the adapter model's by {merged.difference:.1e} of the largest"
+    )
 
 
 def _verify(arguments: argparse.Namespace) -> None:

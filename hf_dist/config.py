@@ -18,6 +18,8 @@ Batching = Literal["tokens", "examples"]
 TooLong = Literal["error", "alone", "drop"]
 Normalization = Literal["step", "mean"]
 OnNaN = Literal["stop", "skip"]
+Peft = Literal["none", "lora", "dora", "rslora"]
+Quantize = Literal["4bit", "8bit"]
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -43,11 +45,15 @@ class ModelConfig:
     model_name_or_path: str | None = option(
         None, "Hub name or folder of the model; without it a small one is built from a config."
     )
+    config_name: str | None = option(None, "Hub name or folder of the config; default: the model's.")
     tokenizer_name: str | None = option(None, "Hub name or folder of the tokenizer; default: the model's.")
     model_revision: str = option("main", "Branch, tag or commit of the model on the hub.")
     trust_remote_code: bool = option(False, "Run code that the model's repository ships.")
     allow_pickle: bool = option(
         False, "Load weights that are pickled (.bin) and not safetensors; a pickle can run any code."
+    )
+    resize_embeddings: bool = option(
+        False, "Give tokens that the tokenizer has and the model has not embeddings of their own."
     )
     new_head: bool = option(False, "Draw a new head where the model's own is for another number of classes.")
     dropout: float | None = option(None, "Set every dropout probability of the model's config.")
@@ -95,6 +101,72 @@ class DataConfig:
             )
         if self.dataset_name and self.train_file:
             raise ConfigError("--dataset_name and --train_file both name the training data; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeftConfig:
+    """Whether all weights are trained or an adapter beside frozen ones (see docs/adapters.md)."""
+
+    peft: Peft = option(
+        "none", "Train an adapter beside frozen weights: LoRA, DoRA or rank-stabilised LoRA; none trains all."
+    )
+    lora_r: int = option(16, "Rank of the adapter's matrices.")
+    lora_alpha: int | None = option(
+        None, "The adapter's output is scaled by alpha / rank; default: 2 x rank."
+    )
+    lora_dropout: float = option(0.0, "Dropout of what goes into the adapter.")
+    lora_target: list[str] | None = option(
+        None, "Names of the modules that get an adapter; default: all linear layers but the output head."
+    )
+    lora_modules_to_save: list[str] | None = option(
+        None,
+        "Modules that are trained and saved in full besides; a new head always is. `embeddings` means the "
+        "input embeddings, whatever the model calls them.",
+    )
+    adapter_name_or_path: str | None = option(
+        None, "Go on with this adapter (hub name or folder) instead of a new one."
+    )
+    quantize: Quantize | None = option(
+        None, "Load the frozen weights in so many bits (bitsandbytes, on a CUDA GPU)."
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, "lora_r", 1)
+        at_least(self, "lora_alpha", 1)
+        if not 0 <= self.lora_dropout < 1:
+            raise ConfigError(f"--lora_dropout is {self.lora_dropout}; it must be at least 0 and less than 1")
+        # a,b and a b say the same.
+        for name in ("lora_target", "lora_modules_to_save"):
+            words = getattr(self, name)
+            if words is not None:
+                words = [words] if isinstance(words, str) else words
+                split = [part for word in words for part in word.replace(",", " ").split()]
+                if not split:
+                    raise ConfigError(f"--{name} names no module; leave it out, or name some")
+                object.__setattr__(self, name, split)
+        self._refuse_conflicts()
+
+    def _refuse_conflicts(self) -> None:
+        fields = dataclasses.fields(self)
+        changed = [
+            f.name for f in fields if f.name.startswith("lora_") and getattr(self, f.name) != f.default
+        ]
+        if changed and self.adapter_name_or_path is not None:
+            raise ConfigError(
+                f"--{', --'.join(changed)} given with --adapter_name_or_path {self.adapter_name_or_path}, "
+                "which brings its own; drop it, or the adapter"
+            )
+        if changed and self.peft == "none":
+            raise ConfigError(f"--{', --'.join(changed)} given and no adapter is trained; say --peft lora")
+        if self.quantize is not None and not self.trains_adapter:
+            raise ConfigError(
+                f"--quantize {self.quantize} freezes the weights and no adapter is trained; say --peft lora"
+            )
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether there is an adapter, a new one or one to go on with."""
+        return self.peft != "none" or self.adapter_name_or_path is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +253,7 @@ class LoopConfig:
 BLOCKS: dict[str, type] = {
     "model": ModelConfig,
     "data": DataConfig,
+    "peft": PeftConfig,
     "batching": BatchingConfig,
     "engine": EngineConfig,
     "training": LoopConfig,
@@ -198,6 +271,7 @@ class RunConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    peft: PeftConfig = field(default_factory=PeftConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     training: LoopConfig = field(default_factory=LoopConfig)

@@ -93,7 +93,13 @@ class Task(ABC, Generic[S]):
         if config.get_text_config().pad_token_id is None:
             # Decoder models read their answer at the last token that isn't padding.
             config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        check_fit(tokenizer, config, max_length=max_length, pad_to_multiple_of=self.pad_to_multiple_of)
+        check_fit(
+            tokenizer,
+            config,
+            max_length=max_length,
+            pad_to_multiple_of=self.pad_to_multiple_of,
+            resizes=model.resize_embeddings,
+        )
         self._forward_takes = forward_parameters(config, self.auto_class)
         return config
 

@@ -21,16 +21,19 @@ def load_config(model: ModelConfig, **changes: Any) -> PretrainedConfig:
     Raises:
         ConfigError: it isn't there or is no config.
     """
-    assert model.model_name_or_path is not None
+    name = model.config_name or model.model_name_or_path
+    assert name is not None
     try:
         return AutoConfig.from_pretrained(
-            model.model_name_or_path,
-            revision=model.model_revision,
+            name,
+            # The revision is that of the model; a config from elsewhere has branches of its own.
+            revision=model.model_revision if model.config_name is None else "main",
             trust_remote_code=model.trust_remote_code,
             **changes,
         )
     except (OSError, ValueError, KeyError) as error:
-        raise _unloadable("model_name_or_path", model.model_name_or_path, "model", error) from error
+        flag = "model_name_or_path" if model.config_name is None else "config_name"
+        raise _unloadable(flag, name, "model", error) from error
 
 
 def load_tokenizer(
@@ -74,18 +77,25 @@ def load_tokenizer(
 
 
 def check_fit(
-    tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, max_length: int, pad_to_multiple_of: int
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainedConfig,
+    *,
+    max_length: int,
+    pad_to_multiple_of: int,
+    resizes: bool = False,
 ) -> None:
     """Checks that every token has an embedding and every position of a padded row is one the model knows.
+
+    `resizes` says that new tokens are given embeddings later.
 
     Raises:
         ConfigError: they don't fit.
     """
     embeddings = getattr(config.get_text_config(), "vocab_size", None)
-    if embeddings is not None and len(tokenizer) > embeddings:
+    if embeddings is not None and len(tokenizer) > embeddings and not resizes:
         raise ConfigError(
             f"the tokenizer has {len(tokenizer)} tokens and the model's embedding {embeddings}; name the "
-            "tokenizer that belongs to the model, or a model whose embedding was resized"
+            "tokenizer that belongs to the model, or say --resize_embeddings for tokens that are new to it"
         )
     limits = [getattr(config.get_text_config(), "max_position_embeddings", None)]
     if config.model_type in _POSITIONS_AFTER_PAD and limits[0] is not None:

@@ -7,6 +7,7 @@ by everyone through `from_pretrained`, which also partitions it under ZeRO-3.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,19 @@ def load_model(
     *,
     seed: int,
     checkpoint: Path | None = None,
+    tokens: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Loads the model that training starts from, or that a checkpoint holds.
+
+    Args:
+        config: The model's.
+        auto_class: The transformers auto class of the task.
+        model: Names it; without a name it is drawn from `config`.
+        seed: Draws what is drawn.
+        checkpoint: Its weights are taken instead.
+        tokens: Tokens that must have an embedding under --resize_embeddings.
+        options: More for `from_pretrained`.
 
     Must be called after TrainingArguments exist, or ZeRO-3 does not partition it (transformers 5.24 reads
     the DeepSpeed config from a global that TrainingArguments sets).
@@ -89,13 +100,18 @@ def load_model(
     Raises:
         ConfigError: If the named model can't be loaded for this task.
     """
+    config = copy.deepcopy(config)
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    more = tokens if model.resize_embeddings and tokens and rows is not None and tokens > rows else None
     if checkpoint is not None:
+        if more is not None:
+            config.get_text_config().vocab_size = more
         return _load_checkpoint(config, auto_class, model, checkpoint)
     if model.model_name_or_path is None:
         folder = initial_model_folder(config, auto_class, seed)
         return auto_class.from_pretrained(folder, config=config)
     try:
-        return auto_class.from_pretrained(
+        loaded = auto_class.from_pretrained(
             model.model_name_or_path,
             config=config,
             revision=model.model_revision,
@@ -110,6 +126,16 @@ def load_model(
             f"--model_name_or_path {model.model_name_or_path} can't be loaded as {auto_class.__name__}: "
             f"{str(error).splitlines()[0]}"
         ) from error
+    if more is not None:
+        resize_embeddings(loaded, more, seed=seed)
+    return loaded
+
+
+def resize_embeddings(model: PreTrainedModel, tokens: int, *, seed: int) -> None:
+    """Gives a model that many embeddings; new ones are drawn around the mean, the same on every rank."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.resize_token_embeddings(tokens)
 
 
 def _load_checkpoint(

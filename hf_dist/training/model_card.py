@@ -9,9 +9,15 @@ from typing import Any
 import yaml
 
 from hf_dist.config import DataConfig, RunConfig
+from hf_dist.training.adapter_files import has_no_name
 from hf_dist.training.output import package_versions
 
 CARD_FILE = "README.md"
+_WHOLE = "`FOLDER` is the path of this folder, or its name on the hub."
+_ADAPTER = (
+    "`FOLDER` is the path of this folder (from the hub: `huggingface_hub.snapshot_download(name)`). It "
+    "holds an adapter, which the code merges into its base model once, as `hf-dist merge` does."
+)
 _SHOWN_CLASSES = 50
 
 
@@ -35,6 +41,7 @@ def model_card(
     rows: Mapping[str, int],
     results: Mapping[str, Any],
     classes: Sequence[str],
+    auto_class: str = "AutoModel",
 ) -> str:
     """The text of the card.
 
@@ -45,9 +52,14 @@ def model_card(
         rows: Rows of each split, once encoded.
         results: What all_results.json holds.
         classes: Names of the classes that the task found; none for one without.
+        auto_class: The transformers class that loads the model.
     """
+    adapter = config.peft.trains_adapter
+    if adapter:
+        usage = _merging(config, auto_class) + usage.replace("FOLDER", "MERGED")
     base = config.model.model_name_or_path
-    head: dict[str, Any] = {"library_name": "transformers", "tags": ["hf_dist", task.replace("_", "-")]}
+    library = "peft" if adapter else "transformers"
+    head: dict[str, Any] = {"library_name": library, "tags": ["hf_dist", task.replace("_", "-")]}
     if base is not None and not Path(base).exists():
         head["base_model"] = base
     if config.data.dataset_name is not None and not Path(config.data.dataset_name).exists():
@@ -76,7 +88,7 @@ def model_card(
         f"# {task.replace('_', ' ').capitalize()}\n\n"
         f"{origin} with hf_dist, recipe `{task}`.{named}\n\n"
         f"## Use\n\n```python\n{usage}```\n\n"
-        f"`FOLDER` is the path of this folder, or its name on the hub.\n\n"
+        f"{_ADAPTER if adapter else _WHOLE}\n\n"
         f"## Data\n\n{describe_data(config.data)}; rows: {counted}.\n\n"
         "## Scores\n\nOn the validation data:\n\n| score | value |\n|---|---|\n"
         + "\n".join(table)
@@ -84,6 +96,40 @@ def model_card(
         f"Engine `{results.get('engine')}`, {results.get('world_size')} process(es).\n\n"
         f"```yaml\n{yaml.safe_dump(settings, sort_keys=False)}```\n\n"
         "## Versions\n\n" + "\n".join(versions) + "\n"
+    )
+
+
+def _merging(config: RunConfig, auto_class: str) -> str:
+    """Lines of Python that merge the adapter in `FOLDER` into its base, as the folder `MERGED`.
+
+    Not left to `from_pretrained(FOLDER)`: transformers 5.24 loses the labels of a new head on a named base,
+    and the magnitudes of DoRA.
+    """
+    name, options = config.model.model_name_or_path, ""
+    base = 'FOLDER + "/base"' if has_no_name(name) else repr(name)
+    if not has_no_name(name) and config.model.model_revision != "main":
+        options += f", revision={config.model.model_revision!r}"
+    if config.model.new_head:
+        options += ", ignore_mismatched_sizes=True"
+    more = decoding = resizing = ""
+    if config.model.resize_embeddings:
+        resizing = (
+            "base.resize_token_embeddings(max(len(tokenizer), base.get_input_embeddings().num_embeddings))\n"
+        )
+    if auto_class in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"):
+        more = ", GenerationConfig"
+        decoding = 'base.generation_config = GenerationConfig.from_pretrained(FOLDER + "/base")\n'
+    return (
+        "from peft import PeftModel\n"
+        f"from transformers import AutoConfig, {auto_class}, AutoTokenizer{more}\n\n"
+        'config = AutoConfig.from_pretrained(FOLDER + "/base")\n'
+        f"base = {auto_class}.from_pretrained({base}, config=config{options})\n"
+        f"{decoding}"
+        "tokenizer = AutoTokenizer.from_pretrained(FOLDER)\n"
+        f"{resizing}"
+        'MERGED = FOLDER.rstrip("/") + "-merged"\n'
+        "PeftModel.from_pretrained(base, FOLDER).merge_and_unload().save_pretrained(MERGED)\n"
+        "tokenizer.save_pretrained(MERGED)\n\n"
     )
 
 

@@ -184,6 +184,7 @@ class Recipe:
             rows={split: len(rows) for split, rows in self.datasets.items() if hasattr(rows, "__len__")},
             results=results,
             classes=getattr(self.task, "classes", ()),
+            auto_class=self.task.auto_class.__name__,
         )
         (self.output_dir / CARD_FILE).write_text(card, encoding="utf-8")
 

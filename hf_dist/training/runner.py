@@ -39,7 +39,7 @@ from hf_dist.batching.stream import StreamBatches
 from hf_dist.config import LoopConfig, RunConfig
 from hf_dist.errors import ConfigError, DataError, exit_on_error
 from hf_dist.tasks.items import TokenItems
-from hf_dist.training import checkpoint_files, output
+from hf_dist.training import adapters, checkpoint_files, output
 from hf_dist.training import engine as engines
 from hf_dist.training.callbacks import ProgressBar
 from hf_dist.training.compilation import CountGraphs, compiles, prepare_compilation
@@ -77,6 +77,7 @@ def _resolve(config: RunConfig) -> RunConfig:
 
     Without --do_train, --do_eval and --do_predict a recipe trains and evaluates.
     """
+    config = adapters.with_base(config)
     arguments = dict(config.training_arguments)
     batching = config.batching
     if batching.pad_to_multiple_of is None:
@@ -280,16 +281,18 @@ def _assemble(prepared: _Prepared) -> Recipe:
     engines.start_communication(preset)
     output_dir, lock = _choose_output_dir(config, task.name, arguments)
 
-    facts = run_facts(prepared.model_config, prepared.tokenizer, prepared.datasets.get("train"), plan)
+    facts = {
+        **run_facts(prepared.model_config, prepared.tokenizer, prepared.datasets.get("train"), plan),
+        "adapter": adapters.facts(config.peft),
+    }
     checkpoint, copies = None, None
     if arguments.do_train:
         checkpoint, copies = _choose_checkpoint(
             config.training, output_dir, facts, arguments.save_total_limit
         )
-    build = functools.partial(
-        load_model, prepared.model_config, task.auto_class, config.model, seed=arguments.seed
-    )
+    build = functools.partial(_build, prepared, seed=arguments.seed, trains=arguments.do_train)
     model = build(checkpoint=checkpoint)
+    adapters.prepare(model, config, output_dir=output_dir, trains=arguments.do_train)
     # A parameter that ZeRO-3 has partitioned says how large it was.
     engines.check_space(preset, sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()))
     loop = config.training
@@ -361,6 +364,32 @@ def _choose_checkpoint(
 
     checkpoint = on_main(choose)
     return checkpoint, (opened[0] if opened else None)
+
+
+def _build(prepared: _Prepared, *, seed: int, trains: bool, checkpoint: Path | None) -> Any:
+    """The model, with its adapter where the config asks for one; of a checkpoint, or as training starts."""
+    config, task = prepared.config, prepared.task
+    model = load_model(
+        prepared.model_config,
+        task.auto_class,
+        config.model,
+        seed=seed,
+        # Of a run with an adapter a checkpoint holds only that.
+        checkpoint=None if config.peft.trains_adapter else checkpoint,
+        tokens=len(prepared.tokenizer),
+        options=adapters.load_options(config.peft, config.training_arguments),
+    )
+    return adapters.wrap(
+        model,
+        task.auto_class,
+        config,
+        seed=seed,
+        trains=trains,
+        checkpoint=checkpoint,
+        base_rows=prepared.model_config.get_text_config().vocab_size
+        if config.model.resize_embeddings
+        else None,
+    )
 
 
 def _build_whole(build: Callable[..., PreTrainedModel], checkpoint: Path) -> PreTrainedModel:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
 
 from hf_dist.errors import CheckpointError, HfDistError
+from hf_dist.training import adapters
 from hf_dist.training import checkpoint_files as files
 from hf_dist.training.copies import Copies
 from hf_dist.training.evaluation import EvaluatingTrainer
@@ -95,6 +97,12 @@ class SavingTrainer(EvaluatingTrainer):
             self._scratch = None
             self.state.best_global_step = best_step
 
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """Saves the model; beside an adapter, what is needed to load its base again."""
+        super()._save(output_dir, state_dict)
+        if self.args.should_save and isinstance(self.model, PeftModel):
+            adapters.save_beside(self.model, Path(output_dir or self.args.output_dir or "."))
+
     def _make_room(self, run_dir: Path) -> None:
         """Empties the scratch folder; checks that there is space for another checkpoint."""
         scratch = run_dir / files.SCRATCH
@@ -113,7 +121,10 @@ class SavingTrainer(EvaluatingTrainer):
     def _least_size(self) -> int:
         """Bytes of the weights and, where they are saved, two moments of each trained one."""
         weights = moments = 0
+        adapter = isinstance(self.model, PeftModel)
         for parameter in self._network.parameters():
+            if adapter and not parameter.requires_grad:
+                continue
             count = int(getattr(parameter, "ds_numel", parameter.numel()))
             weights += count * parameter.element_size()
             moments += 8 * count if parameter.requires_grad else 0
