@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from tests.distributed.processes import ROOT, start, torchrun
@@ -31,9 +32,9 @@ FLAGS = (
 )
 
 
-def train(folder: Path, preset: str, processes: int, last_step: int) -> None:
+def train(folder: Path, preset: str, processes: int, last_step: int, *more: str) -> None:
     """Runs to the end, or is ended behind a checkpoint as a preemption does."""
-    flags = (*FLAGS, f"--preset={preset}", f"--output_dir={folder}")
+    flags = (*FLAGS, *more, f"--preset={preset}", f"--output_dir={folder}")
     environment = {"HF_DIST_STOP_BEHIND": str(last_step)}
     worker = Path(__file__).parent / "stopped_recipe.py"
     if processes == 1:
@@ -82,3 +83,17 @@ def test_the_loss_curve_is_that_of_the_unbroken_run(
     # Adam scales up what is only rounding noise, so no weight is held to the rounding error of its own size.
     worst = max((mine[name] - theirs[name]).abs().max().item() for name in theirs)
     assert worst < 1e-4 * max(weight.abs().max().item() for weight in theirs.values())
+
+
+@pytest.mark.slow
+def test_an_adapter_goes_on_as_well(tmp_path: Path) -> None:
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    train(unbroken, "none", 1, 9, "--peft=lora")
+    for last_step, (preset, processes) in zip(
+        (3, 6, 9), (("none", 2), ("zero3", 2), ("zero2", 1)), strict=True
+    ):
+        train(folder, preset, processes, last_step, "--peft=lora")
+    assert losses(folder) == pytest.approx(losses(unbroken), abs=1e-5)
+    mine, theirs = (load_file(run / "adapter_model.safetensors") for run in (folder, unbroken))
+    assert mine.keys() == theirs.keys()
+    assert max((mine[name] - theirs[name]).abs().max().item() for name in theirs) < 1e-4
