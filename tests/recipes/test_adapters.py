@@ -359,6 +359,10 @@ PAIRED = (
                 ("causal_lm", ("--lora_modules_to_save=embeddings",)),
                 ("summarization", ("--lora_modules_to_save=embeddings", "--max_target_length=12")),
                 ("masked_lm", ("--peft=dora",)),
+                ("token_classification", ()),
+                # Two biases of a span head have only rounding noise for a gradient, which Adam scales up.
+                ("question_answering", ("--adam_epsilon=1e-6",)),
+                ("translation", ("--max_target_length=12",)),
             )
             if preset != "zero3_offload" or recipe == "text_classification"
         ),
