@@ -34,6 +34,7 @@ _BEAT_SECONDS = 1.0
 _WORD_SECONDS = 10.0
 # Time that the other ranks have to write where they stand.
 _ANSWER_SECONDS = 3.0
+_CONNECT_SECONDS = 30.0
 _FAULT = "fault"
 # Files whose functions wait for the other ranks.
 _WAITING = ("torch/distributed/", "deepspeed/comm/", "autograd/graph.py", "accelerate/utils/operations.py")
@@ -66,36 +67,26 @@ class Watch:
     """Watches the next rank from a thread of its own.
 
     Args:
+        store: What the ranks write to; its server is on rank 0.
         progress: How far this rank is.
         rank_timeout: Seconds without a beat after which a rank counts as dead.
         hang_timeout: Seconds without any progress after which the job counts as hanging.
     """
 
-    def __init__(self, progress: Progress, *, rank_timeout: float, hang_timeout: float) -> None:
+    def __init__(
+        self, store: dist.TCPStore, progress: Progress, *, rank_timeout: float, hang_timeout: float
+    ) -> None:
         self._progress = progress
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._rank_timeout, self._hang_timeout = rank_timeout, hang_timeout
-        self._host = socket.gethostname()
+        # Known before the first beat, and also when the store has gone with rank 0.
+        self._hosts: list[str] = [""] * self._world
+        dist.all_gather_object(self._hosts, socket.gethostname())
         self._main = threading.main_thread().ident
         self._ends = threading.Event()
-        self._store = self._connect()
-        # Every rank can name rank 0 also when the store has gone with it.
-        self._main_host = str(on_main(socket.gethostname))
+        self._store = store
         self._thread = threading.Thread(target=self._run, name="hf_dist-watch", daemon=True)
         self._thread.start()
-
-    def _connect(self) -> dist.TCPStore:
-        address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        patience = timedelta(seconds=60)
-        server: list[dist.TCPStore] = []
-
-        def serve() -> int:
-            # Port 0: the system picks a free one.
-            server.append(dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=patience))
-            return int(server[0].port)
-
-        port = on_main(serve)
-        return server[0] if server else dist.TCPStore(address, port, is_master=False, timeout=patience)
 
     # ---- The thread ----
 
@@ -118,7 +109,7 @@ class Watch:
         now = time.monotonic()
         if self._progress.count != moved[0]:
             moved = (self._progress.count, now)
-        beat = {"time": now, "step": self._progress.step, "host": self._host}
+        beat = {"time": now, "step": self._progress.step}
         self._store.set(f"beat/{self._rank}", json.dumps(beat))
         if now - moved[1] > self._hang_timeout:
             self._hangs()
@@ -135,7 +126,7 @@ class Watch:
         if silent < min(_WORD_SECONDS, self._rank_timeout):
             return
         beat = json.loads(text) if text else {}
-        name = f"rank {neighbour} on {beat.get('host', 'an unknown host')}"
+        name = f"rank {neighbour} on {self._hosts[neighbour]}"
         # The ranks work in step, and the last beat may be older than this rank's last step.
         behind = f"behind step {max(beat.get('step', 0), self._progress.step)}"
         if silent > self._rank_timeout:
@@ -150,7 +141,7 @@ class Watch:
     def _hangs(self) -> None:
         """Finds out which rank does not wait for the others, and says so."""
         place, waits = self._place()
-        mine = f"rank {self._rank} on {self._host} {'waits' if waits else 'stands'} in {place}"
+        mine = f"rank {self._rank} on {self._hosts[self._rank]} {'waits' if waits else 'stands'} in {place}"
         self._store.set(f"place/{self._rank}", json.dumps([mine, waits]))
         time.sleep(_ANSWER_SECONDS)
         said = []
@@ -188,7 +179,7 @@ class Watch:
             return
         if self._rank == 1:
             _say(
-                f"rank 0 on {self._main_host} is gone, behind step {self._progress.step}: its process died; "
+                f"rank 0 on {self._hosts[0]} is gone, behind step {self._progress.step}: its process died; "
                 "look at its log and its host, then start again with the same command "
                 f"({type(error).__name__})"
             )
@@ -240,6 +231,37 @@ def _is_lost_connection(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
+def _connect() -> dist.TCPStore | None:
+    """A store that all ranks reach; None if one of them can't."""
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    patience = timedelta(seconds=_CONNECT_SECONDS)
+    found: list[dist.TCPStore] = []
+
+    def serve() -> int:
+        # Port 0: the system picks a free one.
+        found.append(dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=patience))
+        return int(found[0].port)
+
+    port = on_main(serve)
+    problem = None
+    if not found:
+        try:
+            found.append(dist.TCPStore(address, port, is_master=False, timeout=patience))
+        except RuntimeError as error:
+            problem = f"{socket.gethostname()}: {str(error).splitlines()[0]}"
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    if not any(problems):
+        return found[0]
+    logger.warning(
+        "ranks that die or hang won't be named: port %d of %s can't be reached from everywhere (%s)",
+        port,
+        address,
+        next(filter(None, problems)),
+    )
+    return None
+
+
 @contextmanager
 def watching(progress: Progress, *, rank_timeout: float, hang_timeout: float) -> Iterator[None]:
     """Watches the other ranks inside the block; a single process has nobody to watch.
@@ -250,7 +272,11 @@ def watching(progress: Progress, *, rank_timeout: float, hang_timeout: float) ->
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         yield
         return
-    watch = Watch(progress, rank_timeout=rank_timeout, hang_timeout=hang_timeout)
+    store = _connect()
+    if store is None:
+        yield
+        return
+    watch = Watch(store, progress, rank_timeout=rank_timeout, hang_timeout=hang_timeout)
     try:
         yield
     except RuntimeError as error:
