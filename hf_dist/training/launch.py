@@ -145,9 +145,21 @@ def launch_problems(
             f"{environ['ACCELERATE_USE_CPU']!r} (`accelerate launch --cpu` and `use_cpu: true` set it), "
             "which makes accelerate drop DeepSpeed; DeepSpeed runs on a CPU without it"
         )
+    problems += _restarts(environ)
     problems += _partial_ranks(environ)
     problems += _dropped_processes(environ, ancestors)
     return problems
+
+
+def _restarts(environ: Mapping[str, str]) -> Iterator[str]:
+    """Restarted processes of torch 2.13 find the addresses of the ended ones in the agent's store."""
+    restarts = environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0" and is_true(environ, "TORCHELASTIC_USE_AGENT_STORE") and world_size(environ) > 1:
+        yield (
+            f"torchrun may restart this {restarts} time(s), after which its processes would try to connect "
+            "to those that ended (a fault of torch); set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun "
+            "--max_restarts"
+        )
 
 
 def _partial_ranks(environ: Mapping[str, str]) -> Iterator[str]:

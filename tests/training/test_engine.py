@@ -57,6 +57,14 @@ def test_ranks_set_by_half_are_refused(environ, said):
     assert said in problem
 
 
+def test_restarts_need_a_store_of_their_own():
+    told = {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}
+    (problem,) = problems("none", {**told, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in problem
+    assert problems("none", {**told, "TORCHELASTIC_USE_AGENT_STORE": "False"}) == []
+    assert problems("none", {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}) == []
+
+
 @pytest.mark.parametrize("value", ["true", "True", "1"])
 def test_deepspeed_on_accelerates_cpu_flag_is_refused(value):
     (problem,) = problems("zero2", {"ACCELERATE_USE_CPU": value})
