@@ -157,7 +157,7 @@ def _restarts(environ: Mapping[str, str]) -> Iterator[str]:
     if restarts != "0" and is_true(environ, "TORCHELASTIC_USE_AGENT_STORE") and world_size(environ) > 1:
         yield (
             f"torchrun may restart this {restarts} time(s), after which its processes would try to connect "
-            "to those that ended (a fault of torch); set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun "
+            "to those that ended (a fault of torch); set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun "
             "--max_restarts"
         )
 
