@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -173,6 +174,9 @@ class ResumingTrainer(SavingTrainer):
         """Gives the weights that rank 0 holds to all ranks, one by one."""
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         for name, parameter in self._network.named_parameters():
+            if not parameter.requires_grad:
+                # A frozen one is what it was.
+                continue
             with _gathered(parameter), torch.no_grad():
                 if self.is_world_process_zero():
                     parameter.data.copy_(weights[name])
@@ -182,8 +186,6 @@ class ResumingTrainer(SavingTrainer):
 
 def _gathered(parameter: nn.Parameter) -> Any:
     """Makes a parameter that ZeRO-3 has partitioned whole inside the block; rank 0's change stays."""
-    import contextlib
-
     if not (is_deepspeed_zero3_enabled() and hasattr(parameter, "ds_id")):
         return contextlib.nullcontext()
     import deepspeed
