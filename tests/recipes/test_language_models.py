@@ -195,3 +195,10 @@ def test_two_processes_train_on_packs_as_one(preset, files, tmp_path):
         losses[nproc] = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
     assert losses[2] == pytest.approx(losses[1], rel=1e-4)
     assert torch.tensor(losses[1]).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "share"), [("causal_lm", 0.4), ("masked_lm", 0.8)])
+def test_built_in_data_beats_its_baseline(recipe, share, tmp_path):
+    found = launch.run(recipe, output_dir=tmp_path / "out")
+    assert found["eval_perplexity"] < share * found["eval_perplexity_baseline"]

@@ -192,3 +192,9 @@ def test_runs_without_a_folder_take_the_next_free_one(files, tmp_path, monkeypat
     for number in ("001", "002"):
         assert call(main, *SMALL, f"--train_file={files}/train.jsonl") == 0
         assert (tmp_path / "runs" / f"text_classification-{number}" / "all_results.json").exists()
+
+
+@pytest.mark.slow
+def test_built_in_data_beats_its_baseline(tmp_path):
+    found = run(RECIPE, output_dir=tmp_path / "out")
+    assert found["eval_accuracy"] > found["eval_majority_baseline"] + 0.4
