@@ -165,19 +165,25 @@ def test_faults_are_one_line(main, more, expected, files, tmp_path, monkeypatch,
 @pytest.mark.parametrize("preset", ["none", "zero2", "zero3"])
 @pytest.mark.parametrize("recipe", ["causal_lm", "masked_lm"])
 def test_two_processes_score_a_model_as_one(recipe, preset, causal, masked, files, tmp_path):
-    folder, found = causal if recipe == "causal_lm" else masked
+    """Two train a few steps and evaluate; one scores what they saved, in other batches."""
+    folder, _ = causal if recipe == "causal_lm" else masked
+    data = f"--validation_file={files}/dev.jsonl"
     two = launch.run(
         recipe,
         *SHORT,
         f"--model_name_or_path={folder}",
-        "--do_eval",
-        f"--validation_file={files}/dev.jsonl",
+        *("--do_train", "--do_eval", "--max_steps=3", f"--train_file={files}/texts.jsonl", data),
         f"--preset={preset}",
         output_dir=tmp_path / "two",
         nproc=2,
     )
     assert two["world_size"] == 2
-    for name in ("perplexity", "token_accuracy", "loss"):
+    main = causal_lm.main if recipe == "causal_lm" else masked_lm.main
+    saved = f"--model_name_or_path={tmp_path / 'two'}"
+    narrow = [flag for flag in SHORT if "max_tokens_per_device" not in flag] + ["--max_tokens_per_device=64"]
+    found = results(main, *narrow, saved, "--do_eval", data, output_dir=tmp_path / "one")
+    assert two["eval_token_accuracy"] == pytest.approx(found["eval_token_accuracy"], abs=1e-9)
+    for name in ("perplexity", "loss"):
         assert two[f"eval_{name}"] == pytest.approx(found[f"eval_{name}"], rel=1e-5), name
 
 
