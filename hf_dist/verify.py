@@ -197,6 +197,8 @@ def _weights(folder: Path) -> dict[str, Any]:
     names = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.exists() else None
     model_class = getattr(transformers, names[0], None) if names else None
     if model_class is not None:
+        # One bar a run says nothing beside our own line for it.
+        transformers.utils.logging.disable_progress_bar()
         loaded = model_class.from_pretrained(folder).state_dict()
     else:
         files = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
