@@ -35,11 +35,14 @@ def split_anew(
         attention_weight: quadratic term of the cost.
         planned: a split that is known to fit the cap, as places in `lengths`. Rows of several parts can't
             always be split anew in as few; then the dearest of these are halved.
+
+    Raises:
+        ConfigError: they don't fit.
     """
     places = order_by_length(lengths)
     ordered = Ordered(lengths[places], cap=cap, attention_weight=attention_weight)
     starts = cut_exactly(ordered, slots)
-    if starts is None and planned is not None:
+    if starts is None and planned is not None and _fits(lengths, planned, slots, cap):
         places = np.concatenate(planned)
         ordered = Ordered(lengths[places], cap=cap, attention_weight=attention_weight)
         begin = np.cumsum([0] + [len(part) for part in planned[:-1]])
@@ -52,10 +55,18 @@ def split_anew(
     return np.split(places, starts[1:]) if len(starts) else []
 
 
+def _fits(lengths: IntArray, parts: list[Positions], slots: int, cap: int | None) -> bool:
+    """Whether a split has few enough parts, and none of more than one row is over the cap."""
+    tokens = [len(part) * int(row_tokens(lengths[part].max(axis=0, keepdims=True))[0]) for part in parts]
+    over = (len(part) > 1 and size > cap for part, size in zip(parts, tokens, strict=True)) if cap else ()
+    return len(parts) <= slots and not any(over)
+
+
 def deal(
     lengths: IntArray,
     planned: list[Positions] | None,
     *,
+    fallback: list[Positions] | None = None,
     data_parallel_size: int,
     accumulation_steps: int,
     cap: int | None,
@@ -66,6 +77,7 @@ def deal(
     Args:
         lengths: padded lengths of the step's rows, (k,) or (k, d).
         planned: the plan's micro-batches as places in `lengths`, or None where the plan has none.
+        fallback: where it has none, a split that fits the cap, for rows that can't be cut evenly in as few.
         data_parallel_size: ranks.
         accumulation_steps: forward passes of each rank.
         cap: most computed tokens of a micro-batch of more than one row; None for no cap.
@@ -87,7 +99,7 @@ def deal(
         )
     parts: list[Positions]
     if planned is None:
-        parts = split_anew(lengths, slots, cap=cap, attention_weight=attention_weight, planned=None)
+        parts = split_anew(lengths, slots, cap=cap, attention_weight=attention_weight, planned=fallback)
     else:
         kept, redone = _kept_and_redone(lengths, planned, data_parallel_size, slots)
         parts = kept

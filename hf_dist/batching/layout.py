@@ -13,7 +13,7 @@ from hf_dist.batching.cost import row_tokens
 from hf_dist.batching.cut import Ordered, cut_exactly, shapes
 from hf_dist.batching.micro_batch import Shapes
 from hf_dist.batching.order import choose_window, shuffled, sort_windows, window_bounds
-from hf_dist.batching.strata import steps_of_strata, worst_step
+from hf_dist.batching.strata import steps_of_strata, worst_steps
 
 # An epoch is stretched by this share at most so that its last step is a full one.
 _ROUND_UP = 0.02
@@ -32,12 +32,15 @@ class Layout:
         bounds: (micro-batches + 1,) offsets of the micro-batches in `rows`; None where the plan has none.
         step_parts: numbers of the micro-batches, step after step; None where the plan has none.
         step_bounds: (steps + 1,) offsets of the steps in `step_parts`, or else in `rows`.
+        groups: where the plan has no micro-batches, a cut of each step that fits the cap: equal numbers are
+            together.
     """
 
     rows: NDArray[np.int64]
     bounds: NDArray[np.int64] | None
     step_parts: NDArray[np.int64] | None
     step_bounds: NDArray[np.int64]
+    groups: NDArray[np.int64] | None = None
 
     def dearest_first(self, row_cost: NDArray[np.float64]) -> Layout:
         """Swaps the step with the dearest micro-batch (or row) to the first place.
@@ -61,9 +64,15 @@ class Layout:
         first, other = slice(0, sizes[0]), slice(self.step_bounds[step], self.step_bounds[step + 1])
         if sizes[step] != sizes[0]:
             first, other = slice(0, 1), slice(dearest, dearest + 1)
-        if step:
-            units[first], units[other] = units[other].copy(), units[first].copy()
-        return replace(self, rows=units) if self.bounds is None else replace(self, step_parts=units)
+        if not step:
+            return self
+        units[first], units[other] = units[other].copy(), units[first].copy()
+        if self.bounds is not None:
+            return replace(self, step_parts=units)
+        groups = None if self.groups is None else self.groups.copy()
+        if groups is not None and sizes[step] == sizes[0]:
+            groups[first], groups[other] = groups[other].copy(), groups[first].copy()
+        return replace(self, rows=units, groups=groups)
 
 
 def _step_bounds(units: int, per_step: int) -> NDArray[np.int64]:
@@ -213,16 +222,22 @@ class ExampleSteps:
         self.window = batching.window or max(1, self._rows)
         self.steps_per_epoch = -(-self._rows // self._per_step)
         self.micro_batches_per_step = 1
-        if batching.max_tokens_per_device is not None:
-            lengths = shapes.padded if kept is None else shapes.padded[kept]
-            for worst in worst_step(lengths, self._per_step, self.window):
-                count = int(Ordered(worst, cap=batching.max_tokens_per_device).counts(np.inf).sum())
-                self.micro_batches_per_step = max(self.micro_batches_per_step, count)
+        # How the worst step is cut: no other needs more micro-batches, since this cut fits it as well.
+        self._groups: dict[int, NDArray[np.int64]] = {}
+        lengths = shapes.padded if kept is None else shapes.padded[kept]
+        for stretch, strata, worst in worst_steps(lengths, self._per_step, self.window):
+            starts = Ordered(worst, cap=batching.max_tokens_per_device).starts(np.inf)
+            self.micro_batches_per_step = max(self.micro_batches_per_step, len(starts))
+            groups = np.zeros(self._per_step, dtype=np.int64)
+            groups[strata] = np.searchsorted(starts, np.arange(len(strata)), side="right") - 1
+            self._groups[stretch] = groups
 
     def layout(self, epoch: int) -> Layout:
         """The steps of an epoch."""
         order = _shuffle(self._rows, self._kept, self._seed, epoch)
         random = np.random.default_rng([self._seed, epoch, _DRAW])
-        rows = steps_of_strata(self._shapes.padded, order, self._per_step, self.window, random)
+        rows, groups = steps_of_strata(
+            self._shapes.padded, order, self._per_step, self.window, random=random, groups=self._groups
+        )
         step_bounds = _step_bounds(self._rows, self._per_step)
-        return Layout(rows=rows, bounds=None, step_parts=None, step_bounds=step_bounds)
+        return Layout(rows=rows, bounds=None, step_parts=None, step_bounds=step_bounds, groups=groups)

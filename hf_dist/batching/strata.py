@@ -8,12 +8,14 @@ the longest row of every stratum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_dist.batching.cost import IntArray, row_tokens
+
+Positions = NDArray[np.int64]
 
 
 def _stretches(rows: int, per_step: int, window: int) -> list[int]:
@@ -33,10 +35,20 @@ def _strata(rows: int, per_step: int) -> NDArray[np.int64]:
     return np.arange(per_step + 1, dtype=np.int64) * (steps - 1) + extra
 
 
-def worst_step(padded_lengths: IntArray, per_step: int, window: int) -> Iterator[IntArray]:
-    """Padded lengths of the worst steps there can be, in the order their rows are kept in.
+def _by_length(padded_lengths: IntArray) -> Positions:
+    """Places in falling order of tokens, and of the parts: ties would let the shuffle decide the strata."""
+    keys = [-row_tokens(padded_lengths).astype(np.int64)]
+    if padded_lengths.ndim > 1:
+        keys += [-part.astype(np.int64) for part in padded_lengths.T]
+    return np.lexsort(keys[::-1])
 
-    No step's i-th row is longer than the i-th of one of these, whatever the shuffle.
+
+def worst_steps(
+    padded_lengths: IntArray, per_step: int, window: int
+) -> Iterator[tuple[int, Positions, IntArray]]:
+    """The worst steps there can be: of a stretch of so many rows, its strata, and a length for each.
+
+    No row of a stratum is longer than this, in any part, whatever the shuffle.
 
     Args:
         padded_lengths: (n,) or (n, d).
@@ -44,18 +56,19 @@ def worst_step(padded_lengths: IntArray, per_step: int, window: int) -> Iterator
         window: rows of a stretch.
     """
     n = len(padded_lengths)
-    falling = padded_lengths[np.argsort(-row_tokens(padded_lengths).astype(np.int64), kind="stable")]
+    falling = padded_lengths[_by_length(padded_lengths)]
     for rows in sorted(set(_stretches(n, per_step, window))) if n else []:
         bounds = _strata(rows, per_step)
         filled = bounds[:-1] < bounds[1:]
         if falling.ndim == 1:
-            yield falling[bounds[:-1][filled]]
+            longest = falling[bounds[:-1][filled]]
         elif rows == n:
-            yield np.maximum.reduceat(falling, bounds[:-1][filled], axis=0)
+            longest = np.maximum.reduceat(falling, bounds[:-1][filled], axis=0)
         else:
             # Which rows a stretch holds decides the longest part in a stratum: take the most there is.
             tokens = falling.sum(axis=1)[bounds[:-1][filled]]
-            yield np.minimum(falling.max(axis=0), tokens[:, None])
+            longest = np.minimum(falling.max(axis=0), tokens[:, None])
+        yield rows, np.flatnonzero(filled), longest
 
 
 def steps_of_strata(
@@ -63,21 +76,34 @@ def steps_of_strata(
     order: NDArray[np.int64],
     per_step: int,
     window: int,
+    *,
     random: np.random.Generator,
-) -> NDArray[np.int64]:
-    """Row numbers, step after step of `per_step` rows, in falling length inside a step."""
-    pieces = []
+    groups: Mapping[int, Positions],
+) -> tuple[Positions, Positions]:
+    """Row numbers, step after step of `per_step` rows, in falling length inside a step; and their groups.
+
+    Args:
+        padded_lengths: (n,) or (n, d).
+        order: all rows, shuffled.
+        per_step: rows of a step.
+        window: rows of a stretch.
+        random: deals the rows of a stratum to the steps.
+        groups: a number for each stratum of a stretch of so many rows.
+    """
+    pieces, numbers = [], []
     begin = 0
     stretches = _stretches(len(order), per_step, window) if len(order) else []
     for rows in stretches:
         stretch = order[begin : begin + rows]
         begin += rows
-        tokens = row_tokens(padded_lengths[stretch]).astype(np.int64)
-        stretch = stretch[np.argsort(-tokens, kind="stable")]
+        stretch = stretch[_by_length(padded_lengths[stretch])]
         bounds = _strata(rows, per_step)
         stratum = np.repeat(np.arange(per_step), np.diff(bounds))
         # The order is a shuffle but for its sorting; a second one inside each stratum deals it to the steps.
         shuffled = np.lexsort((random.random(rows), stratum))
         step = np.arange(rows) - bounds[stratum]
-        pieces.append(stretch[shuffled][np.lexsort((stratum, step))])
-    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+        by_step = np.lexsort((stratum, step))
+        pieces.append(stretch[shuffled][by_step])
+        numbers.append(groups[rows][stratum[by_step]])
+    none = np.zeros(0, dtype=np.int64)
+    return (np.concatenate(pieces), np.concatenate(numbers)) if pieces else (none, none)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hf_dist.batching.plan import ExampleBatching, MicroBatch, Plan, TokenBatching
@@ -83,8 +83,14 @@ def check_epoch(plan: Plan, lengths: np.ndarray, epoch: int, ranks: int, accumul
     return steps
 
 
+# Rows of two parts that neighbours' cuts don't fit in as few micro-batches as the worst step's cut.
+TWO_PARTS = np.random.default_rng(1000).integers(0, 29, (9, 2))
+NINE_ROWS = ExampleBatching(examples_per_step=9, max_tokens_per_device=64, pad_to_multiple_of=4)
+
+
 @CASES
 @given(lengths_1d | lengths_2d, batchings(), st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
+@example(TWO_PARTS, NINE_ROWS, 1, 0, 0)
 def test_each_row_once_within_the_cap_whatever_the_hardware(lengths, batching, ranks, more, epoch):
     plan = Plan.build(lengths, batching, seed=7)
     assert plan.rows == len(lengths) and plan.dropped == 0
