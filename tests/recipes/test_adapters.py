@@ -361,7 +361,7 @@ PAIRED = (
                 ("masked_lm", ("--peft=dora",)),
                 ("token_classification", ()),
                 # Two biases of a span head have only rounding noise for a gradient, which Adam scales up.
-                ("question_answering", ("--adam_epsilon=1e-6",)),
+                ("question_answering", ("--adam_epsilon=1e-6", "--max_length=96")),
                 ("translation", ("--max_target_length=12",)),
             )
             if preset != "zero3_offload" or recipe == "text_classification"
