@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_dist.errors import ConfigError, nearest
+from hf_dist.training.partitioned import whole_shape
 
 LINEAR = (nn.Linear, Conv1D)
 """The layers that get an adapter by default; GPT-2's are Conv1D."""
@@ -48,8 +49,7 @@ def embedding_name(model: PreTrainedModel) -> str:
 def embedding_rows(model: PreTrainedModel) -> int:
     """Tokens that have an embedding."""
     weight: Any = model.get_input_embeddings().weight
-    # ZeRO-3 leaves a rank an empty tensor and the shape beside it.
-    return int(getattr(weight, "ds_shape", weight.shape)[0])
+    return whole_shape(weight)[0]
 
 
 def is_in(name: str, modules: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ from peft import PeftModel
 from torch import nn
 
 from hf_dist.errors import ConfigError
+from hf_dist.training.partitioned import whole_numel
 
 # Where the name of a module ends and that of a part that peft added begins.
 _PARTS = ("base_layer", "modules_to_save", "original_module", "token_adapter")
@@ -48,8 +49,7 @@ def trained_parameters(adapted: PeftModel) -> dict[str, Trained]:
         words = owner.split(".")
         kind = next((word for word in reversed(words) if not word.isdigit()), owner)
         entry = found.setdefault(kind, Trained(modules=set()))
-        # A parameter that ZeRO-3 has partitioned says how large it was.
-        count = int(getattr(parameter, "ds_numel", parameter.numel()))
+        count = whole_numel(parameter)
         entry.modules.add(owner)
         entry.all += count
         entry.trainable += count if parameter.requires_grad else 0

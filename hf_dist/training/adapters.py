@@ -6,7 +6,6 @@ that the adapter is the same on every engine; peft does the rest.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -51,6 +50,7 @@ from hf_dist.training.adapter_modules import (
 from hf_dist.training.adapter_table import refuse_all_or_nothing, table_lines, trained_parameters
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import resize_embeddings
+from hf_dist.training.partitioned import gathered
 
 logger = logging.getLogger("hf_dist")
 
@@ -262,7 +262,7 @@ def load_adapter(
                 base_rows = base_rows or rows
                 resize_embeddings(model, brought, seed=0)
             adapted = get_peft_model(model, settings)
-            with _gathered(adapted):
+            with gathered(p for p in adapted.parameters() if p.requires_grad):
                 found = adapted.load_adapter(name, adapted.active_adapter, is_trainable=trains)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -283,16 +283,6 @@ def _rows_of(model: PreTrainedModel, name: str) -> int | None:
     module = embedding_name(model)
     tensor = peft.utils.load_peft_weights(name, device="cpu").get(f"base_model.model.{module}.weight")
     return None if tensor is None else int(tensor.shape[0])
-
-
-def _gathered(adapted: Any) -> Any:
-    """Makes trained parameters whole that ZeRO-3 has partitioned with the module they are a copy of."""
-    parts = [p for p in adapted.parameters() if hasattr(p, "ds_id") and p.requires_grad]
-    if not parts:
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(parts, modifier_rank=0)
 
 
 # ---- The base ----

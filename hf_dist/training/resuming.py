@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.data import DataLoader
 from transformers import set_seed
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from hf_dist.errors import CheckpointError
 from hf_dist.training import checkpoint_files as files
 from hf_dist.training import universal
 from hf_dist.training.gather import on_main
+from hf_dist.training.partitioned import gathered, is_partitioned, whole_shape
 from hf_dist.training.saving import SavingTrainer
 
 logger = logging.getLogger("hf_dist")
@@ -143,8 +142,7 @@ class ResumingTrainer(SavingTrainer):
         """Shapes of the trained parameters in the order of the Trainer's optimizer: decayed ones first."""
         decayed = set(self.get_decay_parameter_names(self._network))
         trained = {
-            # ZeRO-3 leaves a rank an empty tensor and the shape beside it.
-            name: tuple(getattr(weight, "ds_shape", weight.shape))
+            name: whole_shape(weight)
             for name, weight in self._network.named_parameters()
             if weight.requires_grad
         }
@@ -177,17 +175,8 @@ class ResumingTrainer(SavingTrainer):
             if not parameter.requires_grad:
                 # A frozen one is what it was.
                 continue
-            with _gathered(parameter), torch.no_grad():
+            with gathered([parameter]), torch.no_grad():
                 if self.is_world_process_zero():
                     parameter.data.copy_(weights[name])
-                if several and not hasattr(parameter, "ds_id"):
+                if several and not is_partitioned(parameter):
                     dist.broadcast(parameter.data, src=0)
-
-
-def _gathered(parameter: nn.Parameter) -> Any:
-    """Makes a parameter that ZeRO-3 has partitioned whole inside the block; rank 0's change stays."""
-    if not (is_deepspeed_zero3_enabled() and hasattr(parameter, "ds_id")):
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)

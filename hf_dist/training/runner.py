@@ -48,6 +48,7 @@ from hf_dist.training.copies import Copies
 from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model, set_dropout
+from hf_dist.training.partitioned import whole_numel
 from hf_dist.training.recipe import Recipe, RecipeTask
 from hf_dist.training.run_facts import run_facts
 from hf_dist.training.spec import PackingTask
@@ -293,8 +294,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
     build = functools.partial(_build, prepared, seed=arguments.seed, trains=arguments.do_train)
     model = build(checkpoint=checkpoint)
     adapters.prepare(model, config, output_dir=output_dir, trains=arguments.do_train)
-    # A parameter that ZeRO-3 has partitioned says how large it was.
-    engines.check_space(preset, sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()))
+    engines.check_space(preset, sum(map(whole_numel, model.parameters())))
     loop = config.training
     callbacks: list[TrainerCallback] = []
     if loop.early_stopping_patience is not None:

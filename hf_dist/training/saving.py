@@ -23,6 +23,7 @@ from hf_dist.training import checkpoint_files as files
 from hf_dist.training.copies import Copies
 from hf_dist.training.evaluation import EvaluatingTrainer
 from hf_dist.training.gather import on_main
+from hf_dist.training.partitioned import whole_numel
 
 logger = logging.getLogger("hf_dist")
 
@@ -125,7 +126,7 @@ class SavingTrainer(EvaluatingTrainer):
         for parameter in self._network.parameters():
             if adapter and not parameter.requires_grad:
                 continue
-            count = int(getattr(parameter, "ds_numel", parameter.numel()))
+            count = whole_numel(parameter)
             weights += count * parameter.element_size()
             moments += 8 * count if parameter.requires_grad else 0
         return weights + (0 if self.args.save_only_model else moments)
