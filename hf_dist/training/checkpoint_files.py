@@ -8,7 +8,6 @@ passed over, and never deleted. Nothing here needs torch.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -20,8 +19,6 @@ from typing import Any
 import xxhash
 
 from hf_dist.errors import CheckpointError
-
-logger = logging.getLogger("hf_dist")
 
 MANIFEST = "manifest.json"
 SCRATCH = ".saving"
@@ -233,29 +230,3 @@ def refuse_other_run(checkpoint: Checkpoint, wanted: Mapping[str, Any]) -> None:
             f"{checkpoint.path} is of another run ({'; '.join(found)}); resume with the settings it was made "
             "with, name another --output_dir, or say --resume never"
         )
-
-
-def choose(resume: str, output_dir: Path, wanted: Mapping[str, Any]) -> Path | None:
-    """The checkpoint that a run goes on from.
-
-    Args:
-        resume: "auto" (the newest whole one, if there is one), "never", or the path of one.
-        output_dir: Folder of the run.
-        wanted: Facts that must agree (see `run_facts`).
-
-    Raises:
-        CheckpointError: If the named one is damaged, or the one that was found is of another run.
-    """
-    if resume == "never":
-        return None
-    if resume == "auto":
-        found, passed = newest_whole(output_dir)
-        for line in passed:
-            logger.warning("%s", line)
-        if found is None:
-            return None
-    else:
-        found = named(Path(resume))
-    refuse_other_run(found, wanted)
-    logger.info("resuming from %s", found.path)
-    return found.path

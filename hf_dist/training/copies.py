@@ -127,29 +127,37 @@ class Copies:
                 "afresh; name another folder, or remove them"
             )
 
-    def fetch(self, output_dir: Path) -> None:
+    def fetch(
+        self, output_dir: Path, *, newer_than: files.Checkpoint | None = None
+    ) -> files.Checkpoint | None:
         """Brings the newest whole copy back, if it is newer than what the folder of the run has.
 
         A copy that came damaged is named and passed over.
 
+        Args:
+            output_dir: Folder of the run.
+            newer_than: The newest whole checkpoint there.
+
+        Returns:
+            What was brought back.
+
         Raises:
             CheckpointError: If the place can't be read.
         """
-        here, _ = files.newest_whole(output_dir)
         try:
-            steps = sorted(self._steps(), reverse=True)
-            for step in steps:
-                if here is not None and here.step >= step:
-                    return
-                if self._fetch(step, output_dir):
-                    return
+            for step in sorted(self._steps(), reverse=True):
+                if newer_than is not None and newer_than.step >= step:
+                    return None
+                if (fetched := self._fetch(step, output_dir)) is not None:
+                    return fetched
+            return None
         except Exception as error:
             raise CheckpointError(
                 f"--checkpoint_copy {self._url} can't be read ({_words(error)}); mend the access, or leave "
                 "the flag out"
             ) from error
 
-    def _fetch(self, step: int, output_dir: Path) -> bool:
+    def _fetch(self, step: int, output_dir: Path) -> files.Checkpoint | None:
         name = f"checkpoint-{step}"
         scratch = output_dir / files.SCRATCH / name
         shutil.rmtree(scratch, ignore_errors=True)
@@ -162,10 +170,10 @@ class Copies:
         if wrong is not None:
             logger.warning("%s/%s is passed over: %s", self._url, name, wrong)
             shutil.rmtree(scratch, ignore_errors=True)
-            return False
+            return None
         files.publish(scratch, output_dir / name)
         logger.info("%s/%s is copied back to %s", self._url, name, output_dir)
-        return True
+        return files.Checkpoint(output_dir / name, step)
 
 
 def _words(error: Exception) -> str:

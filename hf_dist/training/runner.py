@@ -8,11 +8,10 @@ accumulation it was built with, and before the model, since zero.Init reads a gl
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from filelock import FileLock
 from transformers import (
     EarlyStoppingCallback,
     PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
@@ -36,22 +34,22 @@ from hf_dist.batching.cost import attention_weight
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
 from hf_dist.batching.stream import StreamBatches
-from hf_dist.config import LoopConfig, RunConfig
+from hf_dist.config import RunConfig
 from hf_dist.errors import ConfigError, DataError, exit_on_error
 from hf_dist.tasks.items import TokenItems
-from hf_dist.training import adapters, checkpoint_files, output
+from hf_dist.training import adapters, output
 from hf_dist.training import engine as engines
 from hf_dist.training.callbacks import ProgressBar
 from hf_dist.training.compilation import CountGraphs, compiles, prepare_compilation
 from hf_dist.training.conflicts import refuse_conflicts
-from hf_dist.training.copies import Copies
 from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
-from hf_dist.training.initial_model import load_model, set_dropout
+from hf_dist.training.initial_model import set_dropout
 from hf_dist.training.partitioned import whole_numel
 from hf_dist.training.recipe import Recipe, RecipeTask
 from hf_dist.training.run_facts import run_facts
 from hf_dist.training.spec import PackingTask
+from hf_dist.training.start import ModelBuilder, choose_checkpoint
 from hf_dist.training.steps import make_plan, planned_arguments, row_lengths, total_steps
 from hf_dist.training.stopping import Interrupted
 from hf_dist.training.stream_data import check_streaming, make_stream
@@ -288,11 +286,16 @@ def _assemble(prepared: _Prepared) -> Recipe:
     }
     checkpoint, copies = None, None
     if arguments.do_train:
-        checkpoint, copies = _choose_checkpoint(
-            config.training, output_dir, facts, arguments.save_total_limit
-        )
-    build = functools.partial(_build, prepared, seed=arguments.seed, trains=arguments.do_train)
-    model = build(checkpoint=checkpoint)
+        checkpoint, copies = choose_checkpoint(config.training, output_dir, facts, arguments.save_total_limit)
+    builder = ModelBuilder(
+        config=config,
+        model_config=prepared.model_config,
+        auto_class=task.auto_class,
+        tokens=len(prepared.tokenizer),
+        seed=arguments.seed,
+        trains=arguments.do_train,
+    )
+    model = builder.build(checkpoint)
     adapters.prepare(model, config, output_dir=output_dir, trains=arguments.do_train)
     engines.check_space(preset, sum(map(whole_numel, model.parameters())))
     loop = config.training
@@ -317,7 +320,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
         run_facts=facts,
         copies=copies,
         engine_name=engines.expected_engine(preset).name,
-        whole_model=functools.partial(_build_whole, build),
+        whole_model=builder.build_whole,
         built_from=checkpoint,
         callbacks=callbacks,
     )
@@ -342,59 +345,6 @@ def _assemble(prepared: _Prepared) -> Recipe:
         lock=lock,
         checkpoint=checkpoint,
     )
-
-
-def _choose_checkpoint(
-    loop: LoopConfig, output_dir: Path, facts: Mapping[str, Any], limit: int | None
-) -> tuple[Path | None, Copies | None]:
-    """The checkpoint to go on from, and (on rank 0) the place that checkpoints are copied to.
-
-    Rank 0 looks: on another node the folder may not be there, or not yet.
-    """
-    opened: list[Copies] = []
-
-    def choose() -> Path | None:
-        if loop.checkpoint_copy is not None:
-            opened.append(Copies(loop.checkpoint_copy, limit=limit))
-            if loop.resume == "auto":
-                opened[0].fetch(output_dir)
-            elif loop.resume == "never":
-                opened[0].refuse_old_ones()
-        return checkpoint_files.choose(loop.resume, output_dir, facts)
-
-    checkpoint = on_main(choose)
-    return checkpoint, (opened[0] if opened else None)
-
-
-def _build(prepared: _Prepared, *, seed: int, trains: bool, checkpoint: Path | None) -> Any:
-    """The model, with its adapter where the config asks for one; of a checkpoint, or as training starts."""
-    config, task = prepared.config, prepared.task
-    model = load_model(
-        prepared.model_config,
-        task.auto_class,
-        config.model,
-        seed=seed,
-        # Of a run with an adapter a checkpoint holds only that.
-        checkpoint=None if config.peft.trains_adapter else checkpoint,
-        tokens=len(prepared.tokenizer),
-        options=adapters.load_options(config.peft, config.training_arguments),
-    )
-    return adapters.wrap(
-        model,
-        task.auto_class,
-        config,
-        seed=seed,
-        trains=trains,
-        checkpoint=checkpoint,
-        base_rows=prepared.model_config.get_text_config().vocab_size
-        if config.model.resize_embeddings
-        else None,
-    )
-
-
-def _build_whole(build: Callable[..., PreTrainedModel], checkpoint: Path) -> PreTrainedModel:
-    with engines.outside_zero_init():
-        return build(checkpoint=checkpoint)
 
 
 def assemble(task: type[RecipeTask], config: RunConfig) -> Recipe:
