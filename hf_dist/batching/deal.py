@@ -25,6 +25,7 @@ def split_anew(
     cap: int | None,
     attention_weight: float,
     planned: list[Positions] | None,
+    groups: Positions | None = None,
 ) -> list[Positions]:
     """Splits rows into `slots` micro-batches of nearly equal cost, within the cap.
 
@@ -35,6 +36,7 @@ def split_anew(
         attention_weight: quadratic term of the cost.
         planned: a split that is known to fit the cap, as places in `lengths`. Rows of several parts can't
             always be split anew in as few; then the dearest of these are halved.
+        groups: the same as one number for each row, where nothing is planned.
 
     Raises:
         ConfigError: they don't fit.
@@ -42,6 +44,8 @@ def split_anew(
     places = order_by_length(lengths)
     ordered = Ordered(lengths[places], cap=cap, attention_weight=attention_weight)
     starts = cut_exactly(ordered, slots)
+    if starts is None and planned is None and groups is not None:
+        planned = [np.flatnonzero(groups == number) for number in np.unique(groups)]
     if starts is None and planned is not None and _fits(lengths, planned, slots, cap):
         places = np.concatenate(planned)
         ordered = Ordered(lengths[places], cap=cap, attention_weight=attention_weight)
@@ -66,7 +70,7 @@ def deal(
     lengths: IntArray,
     planned: list[Positions] | None,
     *,
-    fallback: list[Positions] | None = None,
+    groups: Positions | None = None,
     data_parallel_size: int,
     accumulation_steps: int,
     cap: int | None,
@@ -77,7 +81,8 @@ def deal(
     Args:
         lengths: padded lengths of the step's rows, (k,) or (k, d).
         planned: the plan's micro-batches as places in `lengths`, or None where the plan has none.
-        fallback: where it has none, a split that fits the cap, for rows that can't be cut evenly in as few.
+        groups: where it has none, a split that fits the cap (equal numbers are together), for rows that can't
+            be cut evenly in as few.
         data_parallel_size: ranks.
         accumulation_steps: forward passes of each rank.
         cap: most computed tokens of a micro-batch of more than one row; None for no cap.
@@ -99,7 +104,9 @@ def deal(
         )
     parts: list[Positions]
     if planned is None:
-        parts = split_anew(lengths, slots, cap=cap, attention_weight=attention_weight, planned=fallback)
+        parts = split_anew(
+            lengths, slots, cap=cap, attention_weight=attention_weight, planned=None, groups=groups
+        )
     else:
         kept, redone = _kept_and_redone(lengths, planned, data_parallel_size, slots)
         parts = kept

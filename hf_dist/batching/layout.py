@@ -32,8 +32,8 @@ class Layout:
         bounds: (micro-batches + 1,) offsets of the micro-batches in `rows`; None where the plan has none.
         step_parts: numbers of the micro-batches, step after step; None where the plan has none.
         step_bounds: (steps + 1,) offsets of the steps in `step_parts`, or else in `rows`.
-        groups: where the plan has no micro-batches, a cut of each step that fits the cap: equal numbers are
-            together.
+        groups: where the plan has a cap and no micro-batches, a cut of each step that fits it: equal numbers
+            are together.
     """
 
     rows: NDArray[np.int64]
@@ -224,6 +224,8 @@ class ExampleSteps:
         self.micro_batches_per_step = 1
         # How the worst step is cut: no other needs more micro-batches, since this cut fits it as well.
         self._groups: dict[int, NDArray[np.int64]] = {}
+        if batching.max_tokens_per_device is None:
+            return
         lengths = shapes.padded if kept is None else shapes.padded[kept]
         for stretch, strata, worst in worst_steps(lengths, self._per_step, self.window):
             starts = Ordered(worst, cap=batching.max_tokens_per_device).starts(np.inf)

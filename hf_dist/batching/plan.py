@@ -107,18 +107,17 @@ class EpochPlan:
     def _deal(self, step: int, ranks: int, accumulation: int) -> list[NDArray[np.int64] | None]:
         planned = self.planned(step)
         rows = self.step_rows(step)
-        places, fallback = None, None
+        places, groups = None, None
         if planned is not None:
             ends = np.cumsum([len(part) for part in planned])
             places = np.split(np.arange(len(rows)), ends[:-1])
         elif self._layout.groups is not None:
             left, right = self._layout.step_bounds[step : step + 2]
             groups = self._layout.groups[left:right]
-            fallback = [np.flatnonzero(groups == number) for number in np.unique(groups)]
         dealt = deal(
             self.plan.shapes.padded[rows],
             places,
-            fallback=fallback,
+            groups=groups,
             data_parallel_size=ranks,
             accumulation_steps=accumulation,
             cap=self.plan.batching.max_tokens_per_device,

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_dist.batching.cost import IntArray, row_tokens
-
-Positions = NDArray[np.int64]
+from hf_dist.batching.cut import Positions
 
 
 def _stretches(rows: int, per_step: int, window: int) -> list[int]:
@@ -79,7 +78,7 @@ def steps_of_strata(
     *,
     random: np.random.Generator,
     groups: Mapping[int, Positions],
-) -> tuple[Positions, Positions]:
+) -> tuple[Positions, Positions | None]:
     """Row numbers, step after step of `per_step` rows, in falling length inside a step; and their groups.
 
     Args:
@@ -88,7 +87,7 @@ def steps_of_strata(
         per_step: rows of a step.
         window: rows of a stretch.
         random: deals the rows of a stratum to the steps.
-        groups: a number for each stratum of a stretch of so many rows.
+        groups: a number for each stratum of a stretch of so many rows; none at all for rows without groups.
     """
     pieces, numbers = [], []
     begin = 0
@@ -104,6 +103,7 @@ def steps_of_strata(
         step = np.arange(rows) - bounds[stratum]
         by_step = np.lexsort((stratum, step))
         pieces.append(stretch[shuffled][by_step])
-        numbers.append(groups[rows][stratum[by_step]])
-    none = np.zeros(0, dtype=np.int64)
-    return (np.concatenate(pieces), np.concatenate(numbers)) if pieces else (none, none)
+        if groups:
+            numbers.append(groups[rows][stratum[by_step]])
+    ordered = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+    return ordered, np.concatenate(numbers) if numbers else None
