@@ -74,3 +74,9 @@ def only_error(stderr: str) -> str:
     errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, stderr[-4000:]
     return errors[0]
+
+
+def losses(folder: Path) -> list[float]:
+    """The logged losses of a run, in the order of its steps."""
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in history if "loss" in entry]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from tests.distributed.processes import ROOT, start, torchrun
+from tests.launch import losses
 
 SCRIPT = ROOT / "recipes" / "text_classification.py"
 FLAGS = (
@@ -44,11 +44,6 @@ def train(folder: Path, preset: str, processes: int, last_step: int, *more: str)
     # torchrun ends with a status of its own where its processes end with 143.
     assert done.returncode in ((0,) if last_step == 9 else (143, 1)), done.stderr[-6000:]
     assert (folder / f"checkpoint-{last_step}" / "manifest.json").exists(), done.stderr[-6000:]
-
-
-def losses(folder: Path) -> list[float]:
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    return [entry["loss"] for entry in history if "loss" in entry]
 
 
 @pytest.fixture(scope="module")

@@ -191,11 +191,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def losses(folder: Path) -> list[float]:
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    return [entry["loss"] for entry in history if "loss" in entry]
-
-
 def same(one: Path, other: Path) -> bool:
     mine, theirs = weights(one), weights(other)
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -213,7 +208,7 @@ def test_a_resumed_run_ends_with_the_same_adapter(whole: Path, tmp_path: Path) -
     shutil.copytree(whole / "checkpoint-6", cut / "checkpoint-6")
     assert launch.call(texts.main, *SHORT, f"--output_dir={cut}") == 0
     assert same(cut, whole)
-    assert losses(cut) == losses(whole) and len(losses(cut)) == 9
+    assert launch.losses(cut) == launch.losses(whole) and len(launch.losses(cut)) == 9
     # Two moments of each trained number, and nothing of the frozen ones.
     optimizer = torch.load(whole / "checkpoint-9" / "optimizer.pt")["state"]
     moments = sum(state[name].numel() for state in optimizer.values() for name in ("exp_avg", "exp_avg_sq"))
@@ -236,7 +231,7 @@ def test_a_killed_run_ends_with_the_same_adapter(whole: Path, tmp_path: Path) ->
     assert not (run / "all_results.json").exists()
     assert launch.call(texts.main, *SHORT, f"--output_dir={run}") == 0
     assert same(run, whole)
-    assert losses(run) == losses(whole) and len(losses(run)) == 9
+    assert launch.losses(run) == launch.losses(whole) and len(launch.losses(run)) == 9
 
 
 @pytest.mark.parametrize(
@@ -270,7 +265,7 @@ def test_one_adapter_goes_on_and_is_evaluated_alone(whole: Path, tmp_path: Path)
     flags = [flag for flag in SHORT if not flag.startswith(("--peft", "--lora"))]
     going_on = [f"--adapter_name_or_path={first}", *flags]
     assert launch.call(texts.main, *going_on, f"--output_dir={second}") == 0
-    assert losses(second)[0] < losses(first)[0]
+    assert launch.losses(second)[0] < launch.losses(first)[0]
     assert not same(first, second)
     named = json.loads((second / "adapter_config.json").read_text())["base_model_name_or_path"]
     # Its base has no name either: it is kept again.
@@ -377,7 +372,7 @@ def test_two_processes_train_and_save_the_same_adapter(
     found = launch.run(recipe, *PAIRED, *more, f"--preset={preset}", output_dir=two, nproc=2)
     engine = "ddp" if preset == "none" else f"deepspeed-{preset.replace('_', '-')}"
     assert (found["world_size"], found["engine"]) == (2, engine)
-    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    assert launch.losses(two) == pytest.approx(launch.losses(one), rel=1e-4)
     mine, theirs = weights(two), weights(one)
     assert {name: tensor.shape for name, tensor in mine.items()} == {n: t.shape for n, t in theirs.items()}
     assert (two / "adapter_model.safetensors").stat().st_size == (
@@ -402,7 +397,7 @@ def test_two_processes_resume_and_go_on_under_zero3(tmp_path: Path) -> None:
     mine, theirs = weights(two), weights(one)
     assert mine.keys() == theirs.keys()
     assert all(torch.allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7) for name in mine)
-    assert losses(two) == pytest.approx(losses(one), rel=1e-5) and len(losses(two)) == 4
+    assert launch.losses(two) == pytest.approx(launch.losses(one), rel=1e-5) and len(launch.losses(two)) == 4
     plain = [flag for flag in flags if not flag.startswith(("--peft", "--lora"))]
     still = ("--learning_rate=0", "--preset=zero3", f"--adapter_name_or_path={one}")
     launch.run("text_classification", *plain, *still, output_dir=on, nproc=2)

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from hf_dist.training.stopping import NotFiniteError
 from recipes.text_classification import build, main
-from tests.launch import ROOT, call, only_error
+from tests.launch import ROOT, call, losses, only_error
 
 FLAGS = (
     "--max_train_samples=300",
@@ -75,14 +75,7 @@ def test_a_stopped_run_ends_with_the_same_weights(unbroken, tmp_path, number):
     assert call(main, *FLAGS, f"--output_dir={tmp_path / 'run'}") == 0
     assert same_weights(unbroken, tmp_path / "run")
     # Dropout is on: the log of both runs agrees to the last digit as well.
-    logs = [
-        [
-            entry["loss"]
-            for entry in json.loads((folder / "trainer_state.json").read_text())["log_history"]
-            if "loss" in entry
-        ]
-        for folder in (unbroken, tmp_path / "run")
-    ]
+    logs = [losses(folder) for folder in (unbroken, tmp_path / "run")]
     assert logs[0] == logs[1] and len(logs[0]) == 12
 
 

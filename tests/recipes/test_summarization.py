@@ -47,8 +47,7 @@ def test_results(trained):
     # The baseline answers with the first two words, one of which is the target's.
     assert found["eval_rougeL_baseline"] == pytest.approx(0.5, abs=0.05)
     assert found["eval_rougeL"] > found["eval_rougeL_baseline"]
-    state = json.loads((folder / "trainer_state.json").read_text())
-    losses = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    losses = launch.losses(folder)
     assert losses[-1] < 0.5 * losses[0]
 
 
