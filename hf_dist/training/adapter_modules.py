@@ -40,6 +40,12 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def modules_of(model: PreTrainedModel, weights: Sequence[str]) -> list[str]:
+    """Names of the modules that these weights belong to; a weight of the model itself has none."""
+    found = dict.fromkeys(weight.rpartition(".")[0] for weight in weights)
+    return [name for name in found if name]
+
+
 def embedding_name(model: PreTrainedModel) -> str:
     """Name of the module that holds the input embeddings."""
     embeddings = model.get_input_embeddings()

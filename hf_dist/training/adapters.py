@@ -13,7 +13,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from hf_dist.training.adapter_modules import (
     head_modules,
     is_in,
     kept_by_name,
+    modules_of,
     no_target,
     outermost,
     tie_kept,
@@ -74,6 +75,7 @@ def wrap(
     config: RunConfig,
     *,
     seed: int,
+    drawn: Sequence[str] = (),
     trains: bool = True,
     checkpoint: Path | None = None,
     base_rows: int | None = None,
@@ -87,6 +89,7 @@ def wrap(
         auto_class: The transformers auto class that loaded it.
         config: The whole config.
         seed: Draws a new adapter.
+        drawn: Names of the base's weights that no file holds.
         trains: Whether it is trained, and not only evaluated.
         checkpoint: The adapter is taken from this folder instead of drawn.
         base_rows: Embeddings that the base has where it was saved, if the model may have others.
@@ -104,7 +107,7 @@ def wrap(
     named = str(checkpoint) if checkpoint is not None else settings.adapter_name_or_path
     if named is not None:
         return load_adapter(model, named, trains=trains, base_rows=base_rows)
-    return add_adapter(model, auto_class, settings, seed=seed, base_rows=base_rows)
+    return add_adapter(model, auto_class, settings, seed=seed, drawn=drawn, base_rows=base_rows)
 
 
 def prepare(adapted: Any, config: RunConfig, *, output_dir: Path, trains: bool = True) -> None:
@@ -183,6 +186,7 @@ def add_adapter(
     settings: PeftConfig,
     *,
     seed: int,
+    drawn: Sequence[str] = (),
     base_rows: int | None = None,
 ) -> PeftModel:
     """Wraps a model with a new adapter, drawn with `seed` and the same on every rank.
@@ -192,6 +196,8 @@ def add_adapter(
         auto_class: The transformers auto class that loaded it.
         settings: What kind of adapter.
         seed: Draws it.
+        drawn: Names of the base's weights that no file holds: their modules (a pooler) are trained and kept
+            in full, since nobody could load them again.
         base_rows: Embeddings that the base has where it was saved, if the model has others: they are kept in
             full then.
 
@@ -202,7 +208,7 @@ def add_adapter(
     if base_rows is not None and base_rows != embedding_rows(model):
         # New tokens have new embeddings, which are nowhere else.
         named.append(EMBEDDINGS)
-    kept = [*head_modules(model), *kept_by_name(model, named)]
+    kept = [*head_modules(model), *modules_of(model, drawn), *kept_by_name(model, named)]
     kept = outermost([*kept, *tied_to_embeddings(model, kept)])
     check_targets(model, settings.lora_target or ())
     linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR)]

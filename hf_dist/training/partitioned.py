@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import PreTrainedModel
+
+from hf_dist.training.gather import on_main
 
 
 def is_partitioned(parameter: nn.Parameter) -> bool:
@@ -35,3 +40,50 @@ def gathered(parameters: Iterable[nn.Parameter]) -> Any:
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(parts, modifier_rank=0)
+
+
+def partition_from_main(
+    whole: Callable[[], PreTrainedModel], auto_class: Any, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Gives every rank its part of a model that rank 0 holds; all ranks call it together.
+
+    Args:
+        whole: Called on rank 0 only, makes the model.
+        auto_class: The transformers auto class of the model.
+        trust_remote_code: Whether the model's own code may run.
+
+    Raises:
+        HfDistError: What `whole` raises, on all ranks.
+    """
+    held: list[PreTrainedModel] = []
+
+    def make() -> dict[str, Any]:
+        model = whole()
+        held.append(model)
+        buffers = {name for name, _ in model.named_buffers()}
+        return {
+            "config": model.config,
+            "dtype": model.dtype,
+            "generation_config": model.generation_config if model.can_generate() else None,
+            # Small ones that are saved, such as a batch norm's; ZeRO-3 leaves them whole.
+            "buffers": {n: t for n, t in model.state_dict().items() if n in buffers},
+        }
+
+    made = on_main(make)
+    # Its draws are overwritten, and must not move rank 0's random state away from the others'.
+    with torch.random.fork_rng(devices=[]):
+        model = auto_class.from_config(
+            copy.deepcopy(made["config"]), dtype=made["dtype"], trust_remote_code=trust_remote_code
+        )
+    source = dict(held[0].named_parameters()) if held else {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            with gathered([parameter]):
+                if held:
+                    parameter.data.copy_(source[name])
+        for name, buffer in model.named_buffers():
+            if name in made["buffers"]:
+                buffer.copy_(made["buffers"][name])
+    if made["generation_config"] is not None:
+        model.generation_config = made["generation_config"]
+    return model.eval()

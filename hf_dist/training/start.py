@@ -95,20 +95,22 @@ class ModelBuilder:
         model_config, model = self.model_config, self.config.model
         # Of a run with an adapter a checkpoint holds only that.
         whole = None if self.config.peft.trains_adapter else checkpoint
-        base = load_model(
+        loaded = load_model(
             model_config,
             self.auto_class,
             model,
             seed=self.seed,
             checkpoint=whole,
             tokens=self.tokens,
+            complete=not self.trains and not self.config.peft.trains_adapter,
             options=adapters.load_options(self.config.peft, self.config.training_arguments),
         )
         return adapters.wrap(
-            base,
+            loaded.model,
             self.auto_class,
             self.config,
             seed=self.seed,
+            drawn=loaded.drawn,
             trains=self.trains,
             checkpoint=checkpoint,
             base_rows=model_config.get_text_config().vocab_size if model.resize_embeddings else None,
