@@ -62,7 +62,8 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     verify = commands.add_parser(
         "verify",
         help="train on several splits and engines and compare them number by number",
-        usage="hf-dist verify RECIPE [--splits 1x1,1x4,2x2] [--presets none,zero2] [recipe flags]",
+        usage="hf-dist verify RECIPE [--splits 1x1,1x4,2x2] [--presets none,zero2] [--tolerance 1e-4] "
+        "[recipe flags]",
         description="Runs the same 30 steps, without dropout, on each split and each preset. Exits 1 where a "
         "loss, a gradient norm or the final weights differ by more than rounding. All other flags go to the "
         "recipe.",
@@ -73,6 +74,9 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--splits", default="1x1,1x4,2x2", help="processes x forward passes of each in a step (%(default)s)"
     )
     verify.add_argument("--presets", default="none", help="engines, run on the widest split (%(default)s)")
+    verify.add_argument(
+        "--tolerance", type=float, default=1e-4, help="relative difference that is allowed (%(default)s)"
+    )
     verify.set_defaults(run=_verify)
 
 
@@ -117,7 +121,11 @@ def _verify(arguments: argparse.Namespace) -> None:
     from hf_dist.verify import verify
 
     agree = verify(
-        arguments.recipe, splits=arguments.splits, presets=arguments.presets, flags=arguments.flags
+        arguments.recipe,
+        splits=arguments.splits,
+        presets=arguments.presets,
+        flags=arguments.flags,
+        tolerance=arguments.tolerance,
     )
     if not agree:
         sys.exit(1)

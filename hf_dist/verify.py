@@ -22,7 +22,8 @@ from hf_dist.errors import ConfigError, EngineError
 from hf_dist.presets import resolve
 
 TOLERANCE = 1e-4
-"""Largest relative difference of a loss or a gradient norm, and of the final weights (as one vector)."""
+"""Largest relative difference of a loss or a gradient norm, and of the final weights (as one vector), that
+counts as rounding unless another is asked for."""
 
 # What a run needs to be comparable; the user's flags come after and win.
 _FLAGS = (
@@ -77,10 +78,10 @@ class Comparison:
     grad_norm: float
     weights: float
 
-    def failures(self) -> list[str]:
-        """The quantities that disagree (NaN does too)."""
+    def failures(self, tolerance: float = TOLERANCE) -> list[str]:
+        """The quantities that disagree by more than `tolerance` (NaN does too)."""
         values = {"loss": self.loss, "gradient norm": self.grad_norm, "weights": self.weights}
-        return [name for name, value in values.items() if not value <= TOLERANCE]
+        return [name for name, value in values.items() if not value <= tolerance]
 
 
 def parse_splits(splits: str, presets: str) -> list[Split]:
@@ -236,8 +237,10 @@ def compare(trained: Trained, reference: Trained) -> Comparison:
     )
 
 
-def verify(recipe: str, *, splits: str, presets: str, flags: Sequence[str]) -> bool:
-    """Trains all splits, prints the table, and returns whether they agree.
+def verify(
+    recipe: str, *, splits: str, presets: str, flags: Sequence[str], tolerance: float = TOLERANCE
+) -> bool:
+    """Trains all splits, prints the table, and returns whether they agree to `tolerance` (relative).
 
     Raises:
         HfDistError: For bad arguments, or a run that fails.
@@ -245,6 +248,8 @@ def verify(recipe: str, *, splits: str, presets: str, flags: Sequence[str]) -> b
     from rich.console import Console
     from rich.table import Table
 
+    if not tolerance > 0:
+        raise ConfigError(f"--tolerance is {tolerance}; expected a positive relative difference, as 1e-5")
     script = recipe_file(recipe)
     planned = parse_splits(splits, presets)
     table = Table(
@@ -261,7 +266,7 @@ def verify(recipe: str, *, splits: str, presets: str, flags: Sequence[str]) -> b
             trained = train(script, split, flags, Path(scratch) / str(number))
             reference = reference or trained
             found = compare(trained, reference)
-            wrong = found.failures()
+            wrong = found.failures(tolerance)
             failures += [f"{split}: {name}" for name in wrong]
             per_rank = trained.tokens_per_second / (split.ranks / planned[0].ranks)
             table.add_row(
@@ -278,7 +283,7 @@ def verify(recipe: str, *, splits: str, presets: str, flags: Sequence[str]) -> b
     console.print(table)
     console.print(
         f"loss, gradient norm, weights: largest relative difference from {planned[0]} "
-        f"(at most {TOLERANCE:g}); scaling: tokens/s per process, against {planned[0]}",
+        f"(at most {tolerance:g}); scaling: tokens/s per process, against {planned[0]}",
         highlight=False,
     )
     for failure in failures:

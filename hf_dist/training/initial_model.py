@@ -245,12 +245,16 @@ def _some(names: Sequence[str]) -> str:
 def _without_report() -> Iterator[None]:
     """Keeps transformers' table of missing and surplus weights out of the log: we say it in one line."""
     theirs = logging.getLogger("transformers.modeling_utils")
-    level = theirs.level
-    theirs.setLevel(logging.ERROR)
+
+    def errors_only(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    # Not its level: from WARNING on, transformers 5.24 looks for a tensor parallel plan and misses it aloud.
+    theirs.addFilter(errors_only)
     try:
         yield
     finally:
-        theirs.setLevel(level)
+        theirs.removeFilter(errors_only)
 
 
 def resize_embeddings(model: PreTrainedModel, tokens: int, *, seed: int) -> None:
