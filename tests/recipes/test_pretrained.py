@@ -90,6 +90,7 @@ def test_a_new_head_in_place_of_one_for_other_classes_under_zero3(encoder, tmp_p
         kept = [row for at, row in enumerate(rows) if at % 3 < count]
         (tmp_path / f"{name}.csv").write_text("text,label\n" + "\n".join(kept) + "\n")
     common = [
+        "--dropout=0",
         "--max_steps=2",
         "--max_length=32",
         "--save_strategy=no",
