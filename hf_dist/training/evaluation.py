@@ -188,12 +188,12 @@ class EvaluatingTrainer(PlannedTrainer):
 
     @torch.no_grad()
     def _predict_batch(self, outputs: Any, batch: Mapping[str, Any], key: BatchKey) -> list[Any] | None:
-        """The rows' predictions; None for a filler."""
+        """The rows' predictions; None for an empty micro-batch."""
         if (generator := self._generator(batch)) is not None:
             with self.compute_loss_context_manager():
                 generated = generator.generate(self._network, batch, synced=self._partitioned)
-            return None if key.filler else generated
-        return None if key.filler else self.task.predict(outputs, batch)
+            return None if key.empty else generated
+        return None if key.empty else self.task.predict(outputs, batch)
 
     def _generator(self, batch: Mapping[str, Any]) -> GeneratingTask | None:
         """The task, if it generates what it predicts of this batch."""
