@@ -6,8 +6,8 @@ Lengths are short, long-tailed, two-peaked and real (docstrings of the Python th
 space, drawn with replacement to the same number of rows). The cap is 8 x the 95th percentile, and no row
 exceeds it. Peers get the same mean number of tokens a step, by as many rows; they know no cap.
 
-*efficiency* is real / computed tokens, empty micro-batches included. *imbalance* is the sum over (step,
-accumulation index) of the slowest rank's cost over the mean cost.
+*padding efficiency* is real / computed tokens, empty micro-batches included. *imbalance* is the sum over
+(step, accumulation index) of the slowest rank's cost over the mean cost.
 
 A row is whole. Where a step has fewer micro-batches than there are ranks, a rank's share is one or two rows,
 and no split can be even: such cases are shown beside a bound that holds for every split of whole rows
@@ -234,7 +234,8 @@ def _fixed_steps(
     results.table(
         "1-3. steps of fixed size, on more and more ranks",
         [
-            *("lengths", "micro-batches a step", "ranks", "accumulation", "efficiency", "imbalance", "least"),
+            *("lengths", "micro-batches a step", "ranks", "accumulation"),
+            *("padding efficiency", "imbalance", "least"),
             *("largest/cap", "rows a step", "deviation", "tokens deviation"),
         ],
         rows,
@@ -283,7 +284,8 @@ def _growing_steps(
     results.table(
         "1-2. steps that grow with the ranks, against the stock samplers at equal mean tokens a step",
         [
-            *("lengths", "micro-batches a rank and step", "ranks", "sampler", "efficiency", "imbalance"),
+            *("lengths", "micro-batches a rank and step", "ranks", "sampler"),
+            *("padding efficiency", "imbalance"),
             *("time / ideal", "largest/cap"),
         ],
         rows,

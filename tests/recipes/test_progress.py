@@ -119,9 +119,13 @@ def test_a_resumed_run_counts_from_where_it_is(flags, piped, tmp_path, capsys):
     assert [line[:5] for line in parsed(shown)] == [line[:5] for line in parsed(stderr) if line[0] > 30]
 
 
-def test_a_resumed_run_that_is_longer_logs_as_its_length_says(flags, piped, tmp_path, capsys):
+def test_a_resumed_run_that_is_longer_logs_and_saves_as_it_says(flags, piped, tmp_path, capsys):
     more = (f"--resume={piped[0] / 'checkpoint-30'}", "--max_steps=120", f"--output_dir={tmp_path / 'run'}")
-    assert call(main, *flags, *more, "--do_train", "--eval_strategy=no") == 0
+    assert call(main, *flags, *more, "--do_train", "--eval_strategy=no", "--save_steps=40") == 0
+    assert {path.name for path in (tmp_path / "run").glob("checkpoint-*")} == {
+        "checkpoint-80",
+        "checkpoint-120",
+    }
     assert [line[0] for line in parsed(capsys.readouterr().err)] == list(range(35, 121, 5))
     assert logging_steps(tmp_path / "run") == 5
 
