@@ -6,8 +6,8 @@ Lengths are short, long-tailed, two-peaked and real (docstrings of the Python th
 space, drawn with replacement to the same number of rows). The cap is 8 x the 95th percentile, and no row
 exceeds it. Peers get the same mean number of tokens a step, by as many rows; they know no cap.
 
-*efficiency* is real / computed tokens, fillers included. *imbalance* is the sum over (step, accumulation
-index) of the dearest rank's cost over the mean cost.
+*padding efficiency* is real / computed tokens, empty micro-batches included. *imbalance* is the sum over
+(step, accumulation index) of the slowest rank's cost over the mean cost.
 
 A row is whole. Where a step has fewer micro-batches than there are ranks, a rank's share is one or two rows,
 and no split can be even: such cases are shown beside a bound that holds for every split of whole rows
@@ -79,20 +79,20 @@ class Waiting:
 
     def __init__(self, lengths: np.ndarray) -> None:
         self.lengths = lengths
-        self.real = self.computed = self.dearest = self.mean = self.least = 0.0
+        self.real = self.computed = self.slowest = self.mean = self.least = 0.0
         self.largest = 0
 
     def add_step(self, forwards: Iterable[list[tuple[np.ndarray, bool]]], least: bool = False) -> None:
-        """Adds one step: for each accumulation index, (rows, filler) of each rank."""
+        """Adds one step: for each accumulation index, (rows, empty) of each rank."""
         for forward in forwards:
             costs = [len(rows) * int(self.lengths[rows].max()) for rows, _ in forward]
-            self.real += sum(int(self.lengths[rows].sum()) for rows, filler in forward if not filler)
+            self.real += sum(int(self.lengths[rows].sum()) for rows, empty in forward if not empty)
             self.computed += sum(costs)
-            self.dearest += max(costs)
+            self.slowest += max(costs)
             self.mean += sum(costs) / len(costs)
             self.largest = max(self.largest, *costs)
             if least:
-                rows = np.concatenate([rows for rows, filler in forward if not filler])
+                rows = np.concatenate([rows for rows, empty in forward if not empty])
                 self.least += max(least_maximum(self.lengths[rows], len(forward)), sum(costs) / len(costs))
 
     @property
@@ -101,11 +101,11 @@ class Waiting:
 
     @property
     def imbalance(self) -> float:
-        return self.dearest / self.mean
+        return self.slowest / self.mean
 
 
 def least_maximum(lengths: np.ndarray, slots: int) -> float:
-    """No split of these rows to so many slots has a smaller dearest slot.
+    """No split of these rows to so many slots has a smaller costliest slot.
 
     Of the longest j * slots + 1 rows some slot has j + 1, and each of them is at least as long as the last.
     """
@@ -126,8 +126,8 @@ def measure(plan: Plan, ranks: int, steps: list[int], least: bool = False) -> tu
     sets = []
     for step in steps:
         dealt = epoch.deal(step, ranks, accumulation)
-        waiting.add_step(([(batch.rows, batch.filler) for batch in forward] for forward in dealt), least)
-        sets.append({row for f in dealt for batch in f if not batch.filler for row in batch.rows.tolist()})
+        waiting.add_step(([(batch.rows, batch.empty) for batch in forward] for forward in dealt), least)
+        sets.append({row for f in dealt for batch in f if not batch.empty for row in batch.rows.tolist()})
     return waiting, sets
 
 
@@ -234,7 +234,8 @@ def _fixed_steps(
     results.table(
         "1-3. steps of fixed size, on more and more ranks",
         [
-            *("lengths", "micro-batches a step", "ranks", "accumulation", "efficiency", "imbalance", "least"),
+            *("lengths", "micro-batches a step", "ranks", "accumulation"),
+            *("padding efficiency", "imbalance", "least"),
             *("largest/cap", "rows a step", "deviation", "tokens deviation"),
         ],
         rows,
@@ -243,7 +244,7 @@ def _fixed_steps(
     results.at_most("imbalance, fixed steps, no accumulation", worst["none"], 1.05)
     results.at_most("imbalance, fixed steps, from 4 accumulation steps on", worst["four"], 1.02)
     results.at_most(
-        "dearest rank over the least any split allows, ranks over micro-batches", worst["split"], 1.15
+        "slowest rank over the least any split allows, ranks over micro-batches", worst["split"], 1.15
     )
     results.at_most("largest micro-batch over the cap", max(row[7] for row in rows), 1.0)
     results.holds("the same steps for every number of ranks", same)
@@ -283,7 +284,8 @@ def _growing_steps(
     results.table(
         "1-2. steps that grow with the ranks, against the stock samplers at equal mean tokens a step",
         [
-            *("lengths", "micro-batches a rank and step", "ranks", "sampler", "efficiency", "imbalance"),
+            *("lengths", "micro-batches a rank and step", "ranks", "sampler"),
+            *("padding efficiency", "imbalance"),
             *("time / ideal", "largest/cap"),
         ],
         rows,
@@ -357,7 +359,7 @@ def training(results: Results, options: argparse.Namespace) -> None:
     )
     count = 3 if options.quick else 24
     ours = [
-        [[(batch.rows, batch.filler) for batch in forward] for forward in plan.epoch(0).deal(step, 8, 1)]
+        [[(batch.rows, batch.empty) for batch in forward] for forward in plan.epoch(0).deal(step, 8, 1)]
         for step in sampled(plan.steps_per_epoch)
     ]
     found = {batching_speed.OURS: ours, **dict(peer_steps(lengths, 8, 1, plan.mean_rows_per_step))}
@@ -369,7 +371,7 @@ def training(results: Results, options: argparse.Namespace) -> None:
         ]
         for name, steps in found.items()
     }
-    batching_speed.waiting_for_the_dearest(results, lengths, cap, forwards)
+    batching_speed.waiting_for_the_slowest(results, lengths, cap, forwards)
 
 
 def overhead(results: Results, options: argparse.Namespace) -> None:

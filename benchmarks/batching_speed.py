@@ -260,10 +260,10 @@ def _train(lengths: np.ndarray, cap: int, world: int, rounds: int) -> dict[str, 
     return json.loads(next(line[len(_MARK) :] for line in done.stdout.splitlines() if line.startswith(_MARK)))
 
 
-def waiting_for_the_dearest(
+def waiting_for_the_slowest(
     results: Results, lengths: np.ndarray, cap: int, forwards: Mapping[str, list[list[np.ndarray]]]
 ) -> None:
-    """Point 5, second half: what 8 ranks would take if each waited for the dearest.
+    """Point 5, second half: what 8 ranks would take if each waited for the slowest.
 
     Args:
         results: takes the table.
@@ -287,8 +287,8 @@ def waiting_for_the_dearest(
         speeds[who] = tokens / waited
         rows.append([who, len(passes), tokens / waited, waited / worked, speeds[OURS] / speeds[who]])
     results.table(
-        "5. eight ranks that wait for the dearest, by measured times of micro-batches",
-        ["sampler", "forward passes", "real tokens/s of 8 ranks", "dearest / mean", "time / ours"],
+        "5. eight ranks that wait for the slowest, by measured times of micro-batches",
+        ["sampler", "forward passes", "real tokens/s of 8 ranks", "slowest / mean", "time / ours"],
         rows,
     )
     best = max(speeds[who] for who in speeds if who != OURS)

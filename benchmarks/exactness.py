@@ -35,7 +35,6 @@ from common import Results, main
 BOUND = 1e-5
 PADDING_BOUND = 1e-4
 SPLITS = ("1x1", "1x4", "2x1", "2x4")
-FILLER = "2x3 with a filler"
 # One head a task; two encoder-decoders, since they get their decoder inputs in two ways.
 ZERO_HEADS = [
     "classification/bert",
@@ -89,7 +88,7 @@ def splits_table(results: Results, stable: list[heads.Head], changed: dict[str, 
     one = runs.measure_all(stable, ["1x1", "1x4"])
     works = [head for head in stable if isinstance(one[head.name], dict)]
     two = start_pair("ddp", works, folder)
-    rows, stock_right, ours_right, worst, worst_filler = [], 0, 0, 0.0, 0.0
+    rows, stock_right, ours_right, worst, worst_empty = [], 0, 0, 0.0, 0.0
     for head in works:
         errors = {**one[head.name], **two[head.name]}
         stock = max(errors[split][0] for split in SPLITS)
@@ -97,11 +96,11 @@ def splits_table(results: Results, stable: list[heads.Head], changed: dict[str, 
         stock_right += stock <= BOUND
         ours_right += ours <= BOUND
         worst = max(worst, ours)
-        worst_filler = max(worst_filler, errors[FILLER][1])
+        worst_empty = max(worst_empty, errors[runs.EMPTY][1])
         stocks = [errors[split][0] for split in SPLITS]
-        rows.append([head.name, *map(_short, stocks), _short(ours), _short(errors[FILLER][1])])
+        rows.append([head.name, *map(_short, stocks), _short(ours), _short(errors[runs.EMPTY][1])])
     title = "relative error of the step's gradient (processes x accumulation steps)"
-    columns = ["head", *(f"stock {split}" for split in SPLITS), "ours, worst", "ours, filler"]
+    columns = ["head", *(f"stock {split}" for split in SPLITS), "ours, worst", "ours, empty"]
     results.table(title, columns, rows)
     broken = {name: error for name, error in one.items() if isinstance(error, str)}
     if broken:
@@ -118,7 +117,7 @@ def splits_table(results: Results, stable: list[heads.Head], changed: dict[str, 
     ]
     results.table("counts", ["", "number"], summary)
     results.at_most("largest error of hf_dist, any head and split", worst, BOUND)
-    results.at_most("largest error of hf_dist with a filler", worst_filler, BOUND)
+    results.at_most("largest error of hf_dist with an empty micro-batch", worst_empty, BOUND)
     results.at_most("heads that can't be trained", len(broken), 0)
 
 
@@ -130,7 +129,8 @@ def zero_table(results: Results, chosen: list[heads.Head], folder: Path) -> None
     found = {stage: start_pair(f"zero{stage}", chosen, folder) for stage in (1, 2, 3)}
     rows = [[head.name, *(_short(found[stage][head.name]) for stage in found)] for head in chosen]
     columns = ["head", *(f"ZeRO-{stage}" for stage in found)]
-    results.table("two processes through DeepSpeed, 3 accumulation steps and a filler", columns, rows)
+    title = "two processes through DeepSpeed, 3 accumulation steps and an empty micro-batch"
+    results.table(title, columns, rows)
     worst = max(error for errors in found.values() for error in errors.values())
     results.at_most("largest error of hf_dist through ZeRO-1, 2 and 3", worst, BOUND)
 

@@ -31,14 +31,15 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from hf_dist.batching.plan import MicroBatch
 from hf_dist.training.trainer import ExactTrainer
 
+EMPTY = "2x3 with an empty micro-batch"
 # Rows of a step by (accumulation index, rank), as uneven as 16 rows allow.
 SIZES = {
     "1x1": [[16]],
     "1x4": [[3], [7], [1], [5]],
     "2x1": [[5, 11]],
     "2x4": [[3, 2], [4, 1], [1, 2], [2, 1]],
-    # Other ways to cut the step, for ours only: a rank without rows runs a filler.
-    "2x3 with a filler": [[3, 2], [5, 1], [5, 0]],
+    # Other ways to split the step, for ours only: a rank without rows runs an empty micro-batch.
+    EMPTY: [[3, 2], [5, 1], [5, 0]],
 }
 LEARNING_RATE = 1000.0
 """So large that a parameter's update is its gradient, hardly rounded (SGD without momentum)."""
@@ -77,7 +78,7 @@ class OneStep:
         lengths = self._lengths[held]
         return MicroBatch(
             rows=held,
-            filler=not rows,
+            empty=not rows,
             computed_tokens=int(len(held) * lengths.max()),
             real_tokens=int(lengths.sum()) if rows else 0,
         )
@@ -172,7 +173,7 @@ def measure(head: heads.Head, splits: list[str], folder: str) -> dict[str, list[
     errors: dict[str, list[float | None]] = {}
     for split in splits:
         stock = None
-        if "filler" not in split:
+        if split != EMPTY:
             stock = heads.relative_error(stock_gradient(head, split, folder), own)
         errors[split] = [stock, heads.relative_error(our_gradient(head, split, folder), formula)]
     return errors
@@ -247,12 +248,12 @@ def main() -> None:
     chosen = [heads.Head.parse(name) for name in json.loads((folder / "heads.json").read_text())]
     found: dict[str, Any]
     if engine == "ddp":
-        found = measure_all(chosen, ["2x1", "2x4", "2x3 with a filler"])
+        found = measure_all(chosen, ["2x1", "2x4", EMPTY])
     else:
         import deepspeed
 
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-        stage, split = int(engine.removeprefix("zero")), "2x3 with a filler"
+        stage, split = int(engine.removeprefix("zero")), EMPTY
         found = {head.name: zero_error(head, stage, split, folder) for head in chosen}
     if _rank() == 0:
         (folder / f"{engine}.json").write_text(json.dumps(found))

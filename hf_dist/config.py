@@ -183,7 +183,7 @@ class BatchingConfig:
         None, "Computed tokens of an optimizer step over all devices; default: max_tokens_per_device."
     )
     micro_batches_per_rank: int | None = option(
-        None, "Cut each step into so many forward passes a rank; default: as few as the plan allows."
+        None, "Split each step into so many forward passes a rank; default: as few as the plan allows."
     )
     window: int | None = option(None, "Examples sorted by length together; default: chosen from the data.")
     pad_to_multiple_of: int | None = option(

@@ -1,7 +1,7 @@
 """`hf-dist verify`: the same training on several splits and engines, compared number by number.
 
 Every run is a real one, started as a user starts it: a subprocess with torchrun. The first split is the
-reference. All runs train the same steps; a split `RxA` cuts each of them into R ranks x A forward passes.
+reference. All runs train the same steps; a split `RxA` splits each of them into R ranks x A forward passes.
 """
 
 from __future__ import annotations

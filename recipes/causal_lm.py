@@ -34,7 +34,6 @@ DEFAULTS: dict[str, Any] = {
     "warmup_steps": 0.1,
     "lr_scheduler_type": "cosine",
     "num_train_epochs": 1.0,
-    "logging_steps": 10,
     "eval_strategy": "epoch",
     "save_strategy": "epoch",
     "save_total_limit": 2,

@@ -29,7 +29,6 @@ DEFAULTS: dict[str, Any] = {
     "weight_decay": 0.01,
     "warmup_steps": 0.1,
     "num_train_epochs": 6.0,
-    "logging_steps": 10,
     "eval_strategy": "epoch",
     "save_strategy": "epoch",
     "save_total_limit": 2,

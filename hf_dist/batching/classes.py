@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-# Classes are added until the dearest of each class, over the mean, is expected to be at most this.
+# Classes are added until the costliest of each class, over the mean, is expected to be at most this.
 _GOAL = 1.045
 _MOST_CLASSES = 6
 # A class of very few steps would hold the same rows in every epoch.
@@ -23,7 +23,7 @@ _GRID = 64
 def class_bounds(cost: NDArray[np.float64], per_step: int) -> NDArray[np.int64]:
     """Bounds of the classes, in steps, over micro-batches in rising order of cost.
 
-    The fewest classes for which sum(steps of a class x its dearest micro-batch) is within the goal of the
+    The fewest classes for which sum(steps of a class x its costliest micro-batch) is within the goal of the
     mean cost; the best bounds for that many, on a grid.
 
     Args:
@@ -35,9 +35,9 @@ def class_bounds(cost: NDArray[np.float64], per_step: int) -> NDArray[np.int64]:
     most = 1 if per_step == 1 else max(1, min(_MOST_CLASSES, steps // _LEAST_STEPS))
     grid = np.unique(np.linspace(0, steps, max(1, min(_GRID, steps // _LEAST_STEPS)) + 1).astype(np.int64))
     goal = _GOAL * float(cost.sum()) / per_step
-    dearest = cost[grid[1:] * per_step - 1]
-    # price[i, j]: what steps grid[i] to grid[j + 1] take if each takes as long as its dearest micro-batch.
-    price = (grid[1:] - grid[:-1, None]) * dearest
+    costliest = cost[grid[1:] * per_step - 1]
+    # price[i, j]: what steps grid[i] to grid[j + 1] take if each takes as long as its costliest micro-batch.
+    price = (grid[1:] - grid[:-1, None]) * costliest
     price[grid[1:] <= grid[:-1, None]] = np.inf
     best = price[0]
     chosen: list[NDArray[np.int64]] = []

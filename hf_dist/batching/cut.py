@@ -170,17 +170,17 @@ def shapes(ordered: Ordered, starts: Positions) -> tuple[Positions, Costs]:
     return rows * row_tokens(longest), rows * row_cost(longest, ordered.attention_weight)
 
 
-def split_dearest(ordered: Ordered, starts: Positions, count: int) -> Positions:
-    """Halves the dearest micro-batches of more than one row until there are `count` (at most: one a row)."""
+def split_costliest(ordered: Ordered, starts: Positions, count: int) -> Positions:
+    """Halves the costliest micro-batches of several rows until there are `count` (at most: one a row)."""
     count = min(count, ordered.size)
     while len(starts) < count:
         rows = np.diff(starts, append=ordered.size)
         cost = shapes(ordered, starts)[1]
         cost[rows < 2] = -1.0
-        # A few at a time, so that a half can be halved again while it is still the dearest.
+        # A few at a time, so that a half can be halved again while it is still the costliest.
         few = min(count - len(starts), max(1, int((rows > 1).sum()) // 4))
-        dearest = np.argpartition(cost, len(cost) - few)[len(cost) - few :]
-        starts = np.sort(np.concatenate([starts, starts[dearest] + (rows[dearest] + 1) // 2]))
+        costliest = np.argpartition(cost, len(cost) - few)[len(cost) - few :]
+        starts = np.sort(np.concatenate([starts, starts[costliest] + (rows[costliest] + 1) // 2]))
     return starts
 
 
@@ -208,7 +208,7 @@ def cut_exactly(ordered: Ordered, count: int) -> Positions | None:
         low, high = (low, middle) if ordered.fits(middle, count) else (middle, high)
     if len(ordered.bounds) > 2:
         return _cut_windows(ordered, count, high)
-    return split_dearest(ordered, ordered.starts(high), count)
+    return split_costliest(ordered, ordered.starts(high), count)
 
 
 def _cut_windows(ordered: Ordered, count: int, high: float) -> Positions:
@@ -223,4 +223,4 @@ def _cut_windows(ordered: Ordered, count: int, high: float) -> Positions:
         fits = ordered.counts(middles) <= share
         upper = np.where(fits, middles, upper)
         lower = np.where(fits, lower, middles)
-    return split_dearest(ordered, ordered.starts(upper), count)
+    return split_costliest(ordered, ordered.starts(upper), count)

@@ -1,4 +1,4 @@
-"""Dealing a step's rows to (accumulation index, rank): like costs side by side.
+"""Distributes a step's rows over (accumulation index, rank): like costs side by side.
 
 This is the only stage that knows the hardware. What it gets is the step's rows and the micro-batches that
 the plan cut them into; what it returns has the same rows.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hf_dist.batching.cost import IntArray, row_cost, row_tokens
-from hf_dist.batching.cut import Ordered, Positions, cut_exactly, split_dearest
+from hf_dist.batching.cut import Ordered, Positions, cut_exactly, split_costliest
 from hf_dist.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def split_anew(
         cap: most computed tokens of a micro-batch of more than one row; None for no cap.
         attention_weight: quadratic term of the cost.
         planned: a split that is known to fit the cap, as places in `lengths`. Rows of several parts can't
-            always be split anew in as few; then the dearest of these are halved.
+            always be split anew in as few; then the costliest of these are halved.
         groups: the same as one number for each row, where nothing is planned.
 
     Raises:
@@ -50,7 +50,7 @@ def split_anew(
         places = np.concatenate(planned)
         ordered = Ordered(lengths[places], cap=cap, attention_weight=attention_weight)
         begin = np.cumsum([0] + [len(part) for part in planned[:-1]])
-        starts = split_dearest(ordered, begin, slots)
+        starts = split_costliest(ordered, begin, slots)
     if starts is None:
         raise ConfigError(
             f"a step of {len(lengths)} rows does not fit {slots} micro-batches of {cap} tokens; raise "
@@ -76,7 +76,7 @@ def deal(
     cap: int | None,
     attention_weight: float,
 ) -> list[Positions | None]:
-    """Deals a step to `accumulation_steps * data_parallel_size` slots.
+    """Distributes a step over `accumulation_steps * data_parallel_size` slots.
 
     Args:
         lengths: padded lengths of the step's rows, (k,) or (k, d).
@@ -89,7 +89,7 @@ def deal(
         attention_weight: quadratic term of the cost.
 
     Returns:
-        One array of places per slot, accumulation index by accumulation index, dearest first, and rank by
+        One array of places per slot, accumulation index by accumulation index, costliest first, and rank by
         rank inside; None where a slot is left without rows.
 
     Raises:
@@ -122,8 +122,8 @@ def deal(
         sizes = np.array([len(part) for part in parts])
         begins = np.cumsum(sizes) - sizes
         longest = np.maximum.reduceat(lengths[np.concatenate(parts)], begins, axis=0)
-        dearest_first = np.argsort(-sizes * row_cost(longest, attention_weight), kind="stable")
-        dealt += [parts[index] for index in dearest_first]
+        costliest_first = np.argsort(-sizes * row_cost(longest, attention_weight), kind="stable")
+        dealt += [parts[index] for index in costliest_first]
     return dealt + [None] * (slots - len(dealt))
 
 

@@ -18,7 +18,7 @@ def plan_evaluation(
     """Plans an evaluation as `[forward pass][rank]`.
 
     Rows are sorted by length, longest first, so that running out of memory happens at once. A row that
-    exceeds the cap runs alone. Every row is in exactly one micro-batch that is no filler; the others repeat
+    exceeds the cap runs alone. Every row is in exactly one micro-batch that is not empty; the others repeat
     the shortest row.
 
     Args:
@@ -42,8 +42,8 @@ def plan_evaluation(
     built = [shapes.micro_batch(part) for part in np.split(rows, starts[1:])]
     # Like costs side by side.
     built.sort(key=lambda batch: -batch.computed_tokens)
-    filler = shapes.filler(rows)
-    built += [filler] * (forwards * data_parallel_size - len(built))
+    empty = shapes.empty_micro_batch(rows)
+    built += [empty] * (forwards * data_parallel_size - len(built))
     planned = [built[i : i + data_parallel_size] for i in range(0, len(built), data_parallel_size)]
     tokens = row_tokens(shapes.padded)
     return sorted(planned, key=lambda forward: -max(int(tokens[batch.rows].max()) for batch in forward))

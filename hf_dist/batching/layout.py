@@ -42,10 +42,10 @@ class Layout:
     step_bounds: NDArray[np.int64]
     groups: NDArray[np.int64] | None = None
 
-    def dearest_first(self, row_cost: NDArray[np.float64]) -> Layout:
-        """Swaps the step with the dearest micro-batch (or row) to the first place.
+    def costliest_first(self, row_cost: NDArray[np.float64]) -> Layout:
+        """Swaps the step with the costliest micro-batch (or row) to the first place.
 
-        Memory peaks with the dearest micro-batch, not with the dearest sum of them. Where it is in a last
+        Memory peaks with the costliest micro-batch, not with the costliest sum of them. Where it is in a last
         step that holds fewer, it alone is swapped.
 
         Args:
@@ -58,12 +58,12 @@ class Layout:
         else:
             longest = np.maximum.reduceat(row_cost, self.bounds[:-1])
             units, cost = self.step_parts.copy(), (longest * np.diff(self.bounds))[self.step_parts]
-        dearest = int(np.argmax(cost))
-        step = int(np.searchsorted(self.step_bounds, dearest, side="right")) - 1
+        costliest = int(np.argmax(cost))
+        step = int(np.searchsorted(self.step_bounds, costliest, side="right")) - 1
         sizes = np.diff(self.step_bounds)
         first, other = slice(0, sizes[0]), slice(self.step_bounds[step], self.step_bounds[step + 1])
         if sizes[step] != sizes[0]:
-            first, other = slice(0, 1), slice(dearest, dearest + 1)
+            first, other = slice(0, 1), slice(costliest, costliest + 1)
         if not step:
             return self
         units[first], units[other] = units[other].copy(), units[first].copy()

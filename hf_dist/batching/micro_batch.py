@@ -16,13 +16,13 @@ class MicroBatch:
 
     Attributes:
         rows: row numbers, int64.
-        filler: True for a row that only keeps a rank busy: item weight 0, all of it padding.
+        empty: True for a row that only keeps a rank in step: item weight 0, all of it padding.
         computed_tokens: rows x longest row, padding included.
-        real_tokens: tokens of the rows themselves; 0 for a filler.
+        real_tokens: tokens of the rows themselves; 0 for an empty one.
     """
 
     rows: NDArray[np.int64]
-    filler: bool
+    empty: bool
     computed_tokens: int
     real_tokens: int
 
@@ -44,18 +44,18 @@ class Shapes:
         longest = self.padded[rows].max(axis=0)
         return MicroBatch(
             rows=rows.astype(np.int64, copy=False),
-            filler=False,
+            empty=False,
             computed_tokens=len(rows) * int(longest.sum()),
             real_tokens=int(self.lengths[rows].sum(dtype=np.int64)),
         )
 
-    def filler(self, rows: NDArray[np.int64]) -> MicroBatch:
-        """The filler of a step of these rows: its shortest row."""
+    def empty_micro_batch(self, rows: NDArray[np.int64]) -> MicroBatch:
+        """The empty micro-batch of a step of these rows: its shortest row stands in."""
         tokens = row_tokens(self.padded[rows])
         shortest = int(np.argmin(tokens))
         return MicroBatch(
             rows=rows[shortest : shortest + 1].astype(np.int64, copy=False),
-            filler=True,
+            empty=True,
             computed_tokens=int(tokens[shortest]),
             real_tokens=0,
         )

@@ -37,7 +37,7 @@ _VERSION = 3
 
 
 class EpochPlan:
-    """One epoch: its steps, and how each is dealt to the hardware."""
+    """One epoch: its steps, and how each is distributed over the ranks."""
 
     def __init__(self, plan: Plan, epoch: int, layout: Layout) -> None:
         self.plan = plan
@@ -82,7 +82,7 @@ class EpochPlan:
     def deal(self, step: int, data_parallel_size: int, accumulation_steps: int) -> list[list[MicroBatch]]:
         """Micro-batches of a step as `[accumulation index][rank]`.
 
-        The same rows for every `data_parallel_size`. Slots without rows hold a filler: the step's shortest
+        The same rows for every `data_parallel_size`. Slots without rows hold a empty: the step's shortest
         row, to be given weight 0.
 
         Raises:
@@ -128,7 +128,7 @@ class EpochPlan:
     def _micro_batch(self, rows: NDArray[np.int64] | None, step: int) -> MicroBatch:
         if rows is not None:
             return self.plan.shapes.micro_batch(rows)
-        return self.plan.shapes.filler(self.step_rows(step))
+        return self.plan.shapes.empty_micro_batch(self.step_rows(step))
 
 
 class Plan:
@@ -196,7 +196,7 @@ class Plan:
             batching: what a step holds.
             seed: seed of the shuffles, at least 0.
             attention_weight: see `hf_dist.batching.cost.attention_weight`.
-            probe_longest_first: swap the step with the dearest micro-batch to the first place of epoch 0.
+            probe_longest_first: swap the step with the costliest micro-batch to the first place of epoch 0.
 
         Raises:
             DataError: the lengths are no lengths, or a row exceeds the cap and `too_long` is "error".
@@ -230,7 +230,7 @@ class Plan:
             layout = self._steps.layout(epoch)
             if epoch == 0 and self.probe_longest_first:
                 cost = row_cost(self.shapes.padded[layout.rows], self.attention_weight)
-                layout = layout.dearest_first(cost)
+                layout = layout.costliest_first(cost)
             self._cached = EpochPlan(self, epoch, layout)
         return self._cached
 

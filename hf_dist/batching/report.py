@@ -1,4 +1,4 @@
-"""What a plan will do, before it does it: padding, waiting, and how alike the steps are."""
+"""What a plan will do, before it does it: padding, load balance, and how alike the steps are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hf_dist.batching.cost import row_cost, row_tokens
 from hf_dist.batching.plan import MicroBatch, Plan
 
-# Steps that are dealt to measure waiting and padding; more say nothing new.
+# Steps that are split over the ranks to measure waiting and padding; more say nothing new.
 _SAMPLED_STEPS = 256
 _BAR = 40
 
@@ -23,13 +23,13 @@ class PlanReport:
         data_parallel_size: ranks that see different rows.
         accumulation_steps: forward passes of a rank in a step.
         steps_per_epoch: optimizer steps.
-        micro_batches_per_step: as planned, before they are dealt.
+        micro_batches_per_step: as planned, before they are split over the ranks.
         rows: rows of an epoch.
         dropped: rows left out as too long.
         window: rows sorted by length together.
-        efficiency: real tokens / computed tokens, fillers and rounding included.
-        imbalance: sum over (step, accumulation index) of the dearest rank's cost / of the mean cost.
-        fillers_per_step: micro-batches without rows of their own.
+        padding_efficiency: real tokens / computed tokens, empty micro-batches and rounding included.
+        imbalance: sum over (step, accumulation index) of the slowest rank's cost / of the mean cost.
+        empty_micro_batches_per_step: micro-batches without rows of their own.
         rows_per_step: (steps,) rows of each step.
         tokens_per_step: (steps,) real tokens of each step.
         neighbour_correlation: correlation of the mean row length of a step with that of the next.
@@ -43,9 +43,9 @@ class PlanReport:
     rows: int
     dropped: int
     window: int
-    efficiency: float
+    padding_efficiency: float
     imbalance: float
-    fillers_per_step: float
+    empty_micro_batches_per_step: float
     rows_per_step: NDArray[np.int64]
     tokens_per_step: NDArray[np.int64]
     neighbour_correlation: float
@@ -73,7 +73,7 @@ class PlanReport:
         sampled: list[int] = []
         if steps:
             sampled = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLED_STEPS)).astype(int)).tolist()
-        waited = needed = computed = real = fillers = 0.0
+        waited = needed = computed = real = empty = 0.0
         for step in sampled:
             for forward in planned.deal(step, data_parallel_size, accumulation):
                 costs = [micro_batch_cost(plan, batch) for batch in forward]
@@ -81,7 +81,7 @@ class PlanReport:
                 needed += sum(costs) / len(costs)
                 computed += sum(batch.computed_tokens for batch in forward)
                 real += sum(batch.real_tokens for batch in forward)
-                fillers += sum(batch.filler for batch in forward)
+                empty += sum(batch.empty for batch in forward)
         return cls(
             data_parallel_size=data_parallel_size,
             accumulation_steps=accumulation,
@@ -90,9 +90,9 @@ class PlanReport:
             rows=plan.rows,
             dropped=plan.dropped,
             window=plan.window,
-            efficiency=real / computed if computed else 1.0,
+            padding_efficiency=real / computed if computed else 1.0,
             imbalance=waited / needed if needed else 1.0,
-            fillers_per_step=fillers / max(1, len(sampled)),
+            empty_micro_batches_per_step=empty / max(1, len(sampled)),
             rows_per_step=totals[0],
             tokens_per_step=totals[1],
             neighbour_correlation=_neighbour_correlation(totals[1] / np.maximum(totals[0], 1)),
@@ -102,9 +102,9 @@ class PlanReport:
     def metrics(self) -> dict[str, float]:
         """The figures by name, for a tracker."""
         return {
-            "plan_efficiency": self.efficiency,
+            "plan_padding_efficiency": self.padding_efficiency,
             "plan_imbalance": self.imbalance,
-            "plan_fillers_per_step": self.fillers_per_step,
+            "plan_empty_micro_batches_per_step": self.empty_micro_batches_per_step,
             "plan_steps_per_epoch": float(self.steps_per_epoch),
             "plan_micro_batches_per_step": float(self.micro_batches_per_step),
             "plan_dropped_rows": float(self.dropped),
@@ -122,10 +122,10 @@ class PlanReport:
         return [
             f"plan: {self.rows:,} rows an epoch{dropped}, {self.steps_per_epoch:,} steps of "
             f"{self.micro_batches_per_step} micro-batches (windows of {self.window:,} rows)",
-            f"dealt to {self.data_parallel_size} ranks x {self.accumulation_steps} accumulation steps, "
-            f"{self.fillers_per_step:.2f} fillers a step",
-            f"efficiency {self.efficiency:.4f} (real / computed tokens), imbalance {self.imbalance:.4f} "
-            "(dearest rank / mean)",
+            f"split over {self.data_parallel_size} ranks x {self.accumulation_steps} accumulation steps, "
+            f"{self.empty_micro_batches_per_step:.2f} empty micro-batches a step",
+            f"padding efficiency {self.padding_efficiency:.4f} (real / computed tokens), imbalance "
+            f"{self.imbalance:.4f} (slowest rank / mean)",
             f"rows a step {_range(self.rows_per_step)}, real tokens a step {_range(self.tokens_per_step)}",
             f"correlation of neighbouring steps' mean length {self.neighbour_correlation:+.3f}",
             *self._histogram(),

@@ -1,7 +1,7 @@
 """The torch adapter of a plan: batch sampler, dataset and collator that carry a plan's batches.
 
 A key travels with each batch from the sampler through the workers to the model, so that the Trainer
-knows which rows it holds, whether it is a filler and what it costs, however many wrappers lie between.
+knows which rows it holds, whether it is empty and what it costs, however many wrappers lie between.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class BatchKey:
         step: Optimizer step within the epoch (0 in evaluation).
         micro_batch: Accumulation index within the step (index of the forward pass in evaluation).
         rows: Row numbers of the data set.
-        filler: True where the rank has no rows of its own: the rows only keep it in step with the others
+        empty: True where the rank has no rows of its own: the rows only keep it in step with the others
             and must count nowhere.
         computed_tokens: Rows x longest row, padded.
-        real_tokens: Tokens without padding; 0 for a filler.
-        items: Items of the loss that the batch holds (see `hf_dist.tasks.items`), 0 for a filler; known
+        real_tokens: Tokens without padding; 0 for an empty one.
+        items: Items of the loss that the batch holds (see `hf_dist.tasks.items`), 0 for an empty one; known
             once the batch is collated.
     """
 
@@ -40,15 +40,15 @@ class BatchKey:
     step: int
     micro_batch: int
     rows: tuple[int, ...]
-    filler: bool
+    empty: bool
     computed_tokens: int
     real_tokens: int
     items: int = 0
 
     @property
     def weight(self) -> int:
-        """Weight of each of the batch's items: 0 for a filler, else 1."""
-        return 0 if self.filler else 1
+        """Weight of each of the batch's items: 0 for an empty one, else 1."""
+        return 0 if self.empty else 1
 
 
 def make_key(epoch: int, step: int, micro_batch: int, batch: MicroBatch) -> BatchKey:
@@ -58,9 +58,9 @@ def make_key(epoch: int, step: int, micro_batch: int, batch: MicroBatch) -> Batc
         step=step,
         micro_batch=micro_batch,
         rows=tuple(int(row) for row in batch.rows),
-        filler=bool(batch.filler),
+        empty=bool(batch.empty),
         computed_tokens=int(batch.computed_tokens),
-        real_tokens=0 if batch.filler else int(batch.real_tokens),
+        real_tokens=0 if batch.empty else int(batch.real_tokens),
     )
 
 
@@ -135,9 +135,9 @@ class PlannedBatchSampler(Sampler[BatchKey]):
         return self._plan.steps_per_epoch * self._accumulation
 
     def fast_forward(self, epoch: int, steps: int) -> None:
-        """Doesn't deal the first `steps` steps of `epoch`, which a resumed run is about to skip.
+        """Doesn't build the first `steps` steps of `epoch`, which a resumed run is about to skip.
 
-        accelerate's `skip_first_batches` draws every skipped key. Those of whole steps needn't be dealt:
+        accelerate's `skip_first_batches` draws every skipped key. Those of whole steps needn't be built:
         they come without rows, and the data set refuses them should they ever reach it.
         """
         self._forward_epoch, self._forward_steps = epoch, steps
@@ -145,18 +145,18 @@ class PlannedBatchSampler(Sampler[BatchKey]):
     def __iter__(self) -> Iterator[BatchKey]:
         number = self._epoch
         epoch = self._plan.epoch(number)
-        undealt = self._forward_steps if number == self._forward_epoch else 0
+        unbuilt = self._forward_steps if number == self._forward_epoch else 0
         for step in range(self._plan.steps_per_epoch):
-            if step < undealt:
+            if step < unbuilt:
                 yield from (_skipped(number, step, index) for index in range(self._accumulation))
                 continue
-            dealt = epoch.deal_to_rank(step, self._size, self._accumulation, self._rank)
-            for index, batch in enumerate(dealt):
+            batches = epoch.deal_to_rank(step, self._size, self._accumulation, self._rank)
+            for index, batch in enumerate(batches):
                 yield make_key(number, step, index, batch)
 
 
 def _skipped(epoch: int, step: int, micro_batch: int) -> BatchKey:
-    return BatchKey(epoch, step, micro_batch, rows=(), filler=True, computed_tokens=0, real_tokens=0)
+    return BatchKey(epoch, step, micro_batch, rows=(), empty=True, computed_tokens=0, real_tokens=0)
 
 
 class EvaluationBatchSampler(Sampler[BatchKey]):
@@ -224,6 +224,6 @@ class PlannedCollator:
         """Collates a planned batch."""
         key = batch.key
         collated = dict(self._collate(batch.examples, key))
-        if not key.filler:
+        if not key.empty:
             key = dataclasses.replace(key, items=self._count(collated))
         return {**collated, BATCH_KEY: key}

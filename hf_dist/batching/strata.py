@@ -86,7 +86,7 @@ def steps_of_strata(
         order: all rows, shuffled.
         per_step: rows of a step.
         window: rows of a stretch.
-        random: deals the rows of a stratum to the steps.
+        random: assigns the rows of a stratum to the steps.
         groups: a number for each stratum of a stretch of so many rows; none at all for rows without groups.
     """
     pieces, numbers = [], []
@@ -98,7 +98,7 @@ def steps_of_strata(
         stretch = stretch[_by_length(padded_lengths[stretch])]
         bounds = _strata(rows, per_step)
         stratum = np.repeat(np.arange(per_step), np.diff(bounds))
-        # The order is a shuffle but for its sorting; a second one inside each stratum deals it to the steps.
+        # The order is a shuffle but for its sorting; a second one in each stratum assigns it to the steps.
         shuffled = np.lexsort((random.random(rows), stratum))
         step = np.arange(rows) - bounds[stratum]
         by_step = np.lexsort((stratum, step))

@@ -217,7 +217,7 @@ class StreamBatches(IterableDataset[PlannedBatch]):
             step=step,
             micro_batch=index,
             rows=tuple(self._buffer[place][0] for place in chosen),
-            filler=False,
+            empty=False,
             computed_tokens=rows * int(lengths[order[first]]),
             real_tokens=int(tokens[chosen].sum()),
         )

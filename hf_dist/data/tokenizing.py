@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_dist.config import DataConfig
 from hf_dist.data.cache import cache_dir, key_of, locked
-from hf_dist.data.progress import progress_bars
+from hf_dist.data.progress import life_signs, progress_bars
 
 # Part of the cache's key: raise it when the same rows would be tokenised differently.
 _TOKENISING = 2
@@ -127,7 +127,7 @@ def encode_rows(
         list(key),
     )
     path = cache_dir() / "tokens" / f"{named}.arrow"
-    with locked(path), progress_bars():
+    with life_signs(lambda: f"tokenising {split}: {len(rows):,} rows"), locked(path), progress_bars():
         # One process a machine may write over the cache; the others would write the same again.
         fresh = data.overwrite_cache and os.environ.get("LOCAL_RANK", "0") == "0"
         # The contents name the result: datasets' own fingerprint pickles the tokenizer, whose state

@@ -34,12 +34,12 @@ class TokenCounters:
 
     @property
     def real_tokens(self) -> int:
-        """Tokens trained so far on all ranks, without padding and fillers."""
+        """Tokens trained so far on all ranks, without padding and empty micro-batches."""
         return 0 if self._totals is None else int(self._totals[0])
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens computed so far on all ranks, with padding and fillers."""
+        """Tokens computed so far on all ranks, with padding and empty micro-batches."""
         return 0 if self._totals is None else int(self._totals[1])
 
     def metrics(self, computed_by_rank: Tensor, seconds: float) -> dict[str, float]:

@@ -22,6 +22,7 @@ from hf_dist.batching.sampler import (
     EvaluationBatchSampler,
     PlannedDataset,
 )
+from hf_dist.data.progress import life_signs
 from hf_dist.errors import DataError
 from hf_dist.training.gather import gather_rows, on_main
 from hf_dist.training.loss import has_labels
@@ -145,23 +146,29 @@ class EvaluatingTrainer(PlannedTrainer):
         # Sum of the items' losses, items, and batches without labels.
         sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
         self._forwards = 0
-        for inputs in dataloader:
-            batch: dict[str, Any] = self._prepare_inputs(inputs)
-            key: BatchKey = batch.pop(BATCH_KEY)
-            mean, outputs = self._evaluate_batch(model, batch, key)
-            if mean is None:
-                sums[2] += 1
-            elif key.items:
-                sums += torch.stack(
-                    [mean.double() * key.items, sums.new_tensor(key.items), sums.new_zeros(())]
-                )
-            if predicts and (predicted := self._predict_batch(outputs, batch, key)) is not None:
-                predictions += zip(key.rows, predicted, strict=True)
-            self._forwards += 1
-            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        rows = len(planned)
+
+        def describe() -> str:
+            done = f"{self._forwards:,} of {len(dataloader):,} forward passes"
+            return f"{description.lower()} of {rows:,} rows: {done}"
+
+        with life_signs(describe):
+            for inputs in dataloader:
+                batch: dict[str, Any] = self._prepare_inputs(inputs)
+                key: BatchKey = batch.pop(BATCH_KEY)
+                mean, outputs = self._evaluate_batch(model, batch, key)
+                if mean is None:
+                    sums[2] += 1
+                elif key.items:
+                    sums += torch.stack(
+                        [mean.double() * key.items, sums.new_tensor(key.items), sums.new_zeros(())]
+                    )
+                if predicts and (predicted := self._predict_batch(outputs, batch, key)) is not None:
+                    predictions += zip(key.rows, predicted, strict=True)
+                self._forwards += 1
+                self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
         loss_sum, items, unlabelled = self.accelerator.reduce(sums, "sum").tolist()
-        rows = len(planned)
         in_order: list[Any] | None = None
         metrics: dict[str, float] = {}
         if predicts:
@@ -188,12 +195,12 @@ class EvaluatingTrainer(PlannedTrainer):
 
     @torch.no_grad()
     def _predict_batch(self, outputs: Any, batch: Mapping[str, Any], key: BatchKey) -> list[Any] | None:
-        """The rows' predictions; None for a filler."""
+        """The rows' predictions; None for an empty micro-batch."""
         if (generator := self._generator(batch)) is not None:
             with self.compute_loss_context_manager():
                 generated = generator.generate(self._network, batch, synced=self._partitioned)
-            return None if key.filler else generated
-        return None if key.filler else self.task.predict(outputs, batch)
+            return None if key.empty else generated
+        return None if key.empty else self.task.predict(outputs, batch)
 
     def _generator(self, batch: Mapping[str, Any]) -> GeneratingTask | None:
         """The task, if it generates what it predicts of this batch."""

@@ -220,7 +220,7 @@ class PlannedTrainer(Trainer):
     def _row_with_items(self, dataset: Any) -> dict[str, Tensor] | None:
         kept, collate = self._without_unused_columns(dataset)
         for row in range(min(len(kept), _PROBED_ROWS)):
-            key = BatchKey(0, 0, 0, rows=(row,), filler=False, computed_tokens=0, real_tokens=0)
+            key = BatchKey(0, 0, 0, rows=(row,), empty=False, computed_tokens=0, real_tokens=0)
             batch = dict(collate([kept[row]], key))
             if count_or_zero(self.task.items, batch):
                 return without_padding(self._prepare_inputs(batch))

@@ -54,6 +54,24 @@ class ResumingTrainer(SavingTrainer):
         if self._built_from is None or Path(resume_from_checkpoint) != self._built_from:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        """Takes the steps between logs, evaluations and saves from the arguments.
+
+        The stock Trainer (transformers 5.24) goes on with the checkpoint's, whatever the run now says.
+        """
+        position = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        self.state.compute_steps(self.args, max_steps)
+        return position
+
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
     ) -> tuple[nn.Module, DataLoader]:

@@ -39,7 +39,7 @@ from hf_dist.errors import ConfigError, DataError, exit_on_error
 from hf_dist.tasks.items import TokenItems
 from hf_dist.training import adapters, output
 from hf_dist.training import engine as engines
-from hf_dist.training.callbacks import ProgressBar
+from hf_dist.training.callbacks import TrainingProgress
 from hf_dist.training.compilation import CountGraphs, compiles, prepare_compilation
 from hf_dist.training.conflicts import refuse_conflicts
 from hf_dist.training.flags import parse
@@ -50,7 +50,13 @@ from hf_dist.training.recipe import Recipe, RecipeTask
 from hf_dist.training.run_facts import run_facts
 from hf_dist.training.spec import PackingTask
 from hf_dist.training.start import ModelBuilder, choose_checkpoint
-from hf_dist.training.steps import make_plan, planned_arguments, row_lengths, total_steps
+from hf_dist.training.steps import (
+    make_plan,
+    planned_arguments,
+    row_lengths,
+    total_steps,
+    with_logging_steps,
+)
 from hf_dist.training.stopping import Interrupted
 from hf_dist.training.stream_data import check_streaming, make_stream
 from hf_dist.training.trainer import ExactTrainer
@@ -212,6 +218,8 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         }
     elif arguments.get("do_train"):
         plan, report, planned = _plan(task, config, splits, model_config, world_size)
+    if plan is not None or stream is not None:
+        config = with_logging_steps(config, total_steps(plan, arguments))
     refuse_conflicts(
         config.engine.preset, {**arguments, **planned}, optim_from_json=config.engine.optim_from_json
     )
@@ -328,7 +336,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
     # Ours replaces both: the Trainer picks one of the two by disable_tqdm (transformers 5.24).
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(ProgressBar(trainer.counters))
+    trainer.add_callback(TrainingProgress(trainer.counters))
     if compiles(config.training_arguments):
         trainer.add_callback(CountGraphs())
     return Recipe(

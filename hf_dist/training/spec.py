@@ -64,7 +64,7 @@ class GeneratingTask(Protocol):
             model: The model itself, without its wrapper.
             batch: As collated, labels included where there are any.
             synced: Whether all ranks must run the same number of forward passes (ZeRO-3); it is called on
-                fillers too.
+                empty micro-batches too.
         """
         ...
 

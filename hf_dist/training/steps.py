@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from hf_dist.errors import ConfigError, DataError
 # TrainingArguments' own defaults (transformers 5.24), spelled out since they decide examples_per_step.
 _DEFAULT_BATCH_SIZE = 8
 _DEFAULT_ACCUMULATION = 1
+# A run logs at most so often by default, and at least 20 times (or every step).
+_MOST_LOGGED = 50
 
 
 def _batching(
@@ -125,12 +128,43 @@ def planned_arguments(plan: Plan, config: RunConfig, data_parallel_size: int) ->
     return {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": rows}
 
 
-def total_steps(plan: Plan, arguments: Mapping[str, Any], default_epochs: float = 3.0) -> int:
-    """Optimizer steps of the whole run, as the Trainer counts them."""
+def total_steps(plan: Plan | None, arguments: Mapping[str, Any], default_epochs: float = 3.0) -> int:
+    """Optimizer steps of the whole run, as the Trainer counts them (a stream, without a plan, needs a count).
+
+    Raises:
+        ConfigError: If there are to be none.
+    """
     max_steps = int(arguments.get("max_steps", -1))
     if max_steps > 0:
         return max_steps
     epochs = float(arguments.get("num_train_epochs", default_epochs))
     if epochs <= 0:
         raise ConfigError(f"--num_train_epochs is {epochs}; it must be positive")
+    if plan is None:
+        raise ConfigError("a stream has no length, so a run needs --max_steps")
     return int(np.ceil(epochs * plan.steps_per_epoch))
+
+
+def default_logging_steps(steps: int) -> int:
+    """Steps between two logged ones: the least of 1, 2, 5, 10, 20, 50 ... that logs at most 50 times."""
+    unit = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * unit * _MOST_LOGGED >= steps:
+                return digit * unit
+        unit *= 10
+
+
+def with_logging_steps(config: RunConfig, steps: int) -> RunConfig:
+    """The config with its `logging_steps`: the user's, or a default that follows from the run's length.
+
+    Args:
+        config: The run's config.
+        steps: Optimizer steps of the whole run.
+    """
+    arguments = config.training_arguments
+    by_steps = arguments.get("logging_strategy", "steps") == "steps"
+    if arguments.get("logging_steps") is not None or not by_steps:
+        return config
+    chosen = {**arguments, "logging_steps": default_logging_steps(steps)}
+    return dataclasses.replace(config, training_arguments=chosen)

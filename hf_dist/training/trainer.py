@@ -35,7 +35,7 @@ class ExactTrainer(ResumingTrainer):
     Args:
         model: The model.
         args: Arguments; `gradient_accumulation_steps` says into how many forward passes a rank's share of
-            a step is cut, at least as many as the plan needs on this many ranks.
+            a step is split, at least as many as the plan needs on this many ranks.
         task: What is trained.
         plan: The steps, or None for evaluation and prediction only.
         stream: Instead of a plan, micro-batches of rows that are read as the run goes.

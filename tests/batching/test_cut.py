@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_dist.batching.classes import class_bounds, draw_steps
-from hf_dist.batching.cut import Ordered, cut_exactly, split_dearest
+from hf_dist.batching.cut import Ordered, cut_exactly, split_costliest
 from hf_dist.batching.deal import deal, split_anew
 from hf_dist.batching.order import choose_window, shuffled, sort_windows, window_bounds
 
@@ -85,11 +85,11 @@ def test_a_threshold_that_is_a_cost_loses_no_row():
         assert ordered.starts(rows * (length * (1 + weight * length))).tolist() == [0, rows]
 
 
-def test_split_dearest_halves_what_costs_most():
+def test_split_costliest_halves_what_costs_most():
     ordered = Ordered(np.array([9, 9, 9, 9, 1, 1, 1, 1]), cap=None)
-    assert split_dearest(ordered, np.array([0, 4]), 3).tolist() == [0, 2, 4]
-    assert split_dearest(ordered, np.array([0, 4]), 5).tolist() == [0, 1, 2, 3, 4]
-    assert split_dearest(ordered, np.array([0, 4]), 99).tolist() == list(range(8))
+    assert split_costliest(ordered, np.array([0, 4]), 3).tolist() == [0, 2, 4]
+    assert split_costliest(ordered, np.array([0, 4]), 5).tolist() == [0, 1, 2, 3, 4]
+    assert split_costliest(ordered, np.array([0, 4]), 99).tolist() == list(range(8))
 
 
 def least_possible_maximum(lengths: np.ndarray, slots: int) -> float:
@@ -109,9 +109,9 @@ def test_split_anew_is_close_to_what_any_split_can_reach(slots, seed):
     parts = split_anew(lengths, slots, cap=None, attention_weight=0.0, planned=None)
     assert len(parts) == slots
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
-    dearest = max(len(part) * int(lengths[part].max()) for part in parts)
+    costliest = max(len(part) * int(lengths[part].max()) for part in parts)
     # Above the bound is only padding and one row's share.
-    assert dearest <= 1.2 * least_possible_maximum(lengths, slots)
+    assert costliest <= 1.2 * least_possible_maximum(lengths, slots)
 
 
 def test_deal_puts_like_costs_side_by_side():

@@ -25,13 +25,13 @@ def test_each_row_once(lengths, cap, multiple, ranks, parts):
     forwards = plan_evaluation(values, cap, multiple, ranks)
     assert all(len(forward) == ranks for forward in forwards)
     rows = [
-        row for forward in forwards for batch in forward if not batch.filler for row in batch.rows.tolist()
+        row for forward in forwards for batch in forward if not batch.empty for row in batch.rows.tolist()
     ]
     assert sorted(rows) == list(range(len(lengths)))
     for batch in (batch for forward in forwards for batch in forward):
         assert len(batch.rows) > 0
         assert len(batch.rows) == 1 or batch.computed_tokens <= cap
-        assert batch.real_tokens == (0 if batch.filler else int(values[batch.rows].sum()))
+        assert batch.real_tokens == (0 if batch.empty else int(values[batch.rows].sum()))
     if lengths and not parts:
         falling = sorted((-(-max(1, length) // multiple) * multiple for length in lengths), reverse=True)
         needed = 0

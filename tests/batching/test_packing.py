@@ -196,7 +196,7 @@ def test_a_plan_of_packs_runs_each_document_once_and_pads_next_to_nothing() -> N
             for batch in forward:
                 computed += batch.computed_tokens
                 real += batch.real_tokens
-                if not batch.filler:
+                if not batch.empty:
                     seen += [d for row in batch.rows for d in packing.documents_of(row).tolist()]
     assert sorted(seen) == list(range(3000))
     assert real == int(lengths.sum())

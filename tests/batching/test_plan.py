@@ -68,7 +68,7 @@ def check_epoch(plan: Plan, lengths: np.ndarray, epoch: int, ranks: int, accumul
             assert batch.computed_tokens == computed_by_hand(lengths, batch, batching.pad_to_multiple_of)
             if len(batch.rows) > 1 and batching.max_tokens_per_device is not None:
                 assert batch.computed_tokens <= batching.max_tokens_per_device
-            if batch.filler:
+            if batch.empty:
                 assert batch.real_tokens == 0 and len(batch.rows) == 1
                 parts = lengths.reshape(len(lengths), -1)
                 assert parts[batch.rows[0]].sum() <= parts[rows_of_step].sum(axis=1).max()
@@ -207,10 +207,10 @@ def test_fewer_rows_than_ranks(count, ranks):
         check_epoch(plan, rows(count), 0, ranks, plan.accumulation_steps(ranks))
         if count:
             dealt = plan.epoch(0).deal(0, ranks, 1 if ranks > 3 else 4)
-            fillers = [batch for batch in itertools.chain(*dealt) if batch.filler]
-            assert len(fillers) == len(dealt) * ranks - min(count, len(dealt) * ranks)
+            empty = [batch for batch in itertools.chain(*dealt) if batch.empty]
+            assert len(empty) == len(dealt) * ranks - min(count, len(dealt) * ranks)
             shortest = int(np.argmin(rows(count)))
-            assert all(batch.rows.tolist() == [shortest] for batch in fillers)
+            assert all(batch.rows.tolist() == [shortest] for batch in empty)
 
 
 def test_examples_a_step_and_the_fewest_micro_batches():
@@ -271,7 +271,7 @@ def test_too_long_rows():
 
 
 @pytest.mark.parametrize("kind", ["tokens", "examples"])
-def test_probe_runs_the_dearest_step_first_in_epoch_0_only(kind):
+def test_probe_runs_the_costliest_step_first_in_epoch_0_only(kind):
     lengths = rows(3000)
     lengths[1234] = 900
     batching = (
@@ -289,7 +289,7 @@ def test_probe_runs_the_dearest_step_first_in_epoch_0_only(kind):
 
 
 def test_probe_in_a_short_last_step():
-    """With the dearest micro-batch in a last step of fewer, every seed still has it first."""
+    """With the costliest micro-batch in a last step of fewer, every seed still has it first."""
     lengths = rows(300)
     lengths[7] = 900
     batching = TokenBatching(max_tokens_per_device=1024, tokens_per_step=8192)

@@ -81,7 +81,7 @@ def test_an_epoch_holds_each_row_once_and_all_ranks_count_alike(count: int, size
     ranks = [
         list(PlannedBatchSampler(plan, data_parallel_rank=r, data_parallel_size=size)) for r in range(size)
     ]
-    seen = Counter(row for keys in ranks for key in keys if not key.filler for row in key.rows)
+    seen = Counter(row for keys in ranks for key in keys if not key.empty for row in key.rows)
     assert seen == Counter(range(count))
     expected = plan.steps_per_epoch * plan.accumulation_steps(size)
     assert [len(keys) for keys in ranks] == [expected] * size
@@ -97,18 +97,18 @@ def test_steps_hold_the_same_rows_on_any_number_of_ranks() -> None:
         found: list[set[int]] = [set() for _ in range(plan.steps_per_epoch)]
         for rank in range(size):
             for key in PlannedBatchSampler(plan, data_parallel_rank=rank, data_parallel_size=size):
-                if not key.filler:
+                if not key.empty:
                     found[key.step].update(key.rows)
         steps[size] = found
     assert all(found == steps[1] for found in steps.values())
 
 
-def test_fillers_say_so_and_count_nothing() -> None:
+def test_empty_micro_batches_say_so_and_count_nothing() -> None:
     plan = plan_of(3, micro_batches=1)
-    fillers = [key for r in range(8) for key in keys_of(loader_of(plan, rank=r, size=8)) if key.filler]
-    assert len(fillers) == 8 * plan.steps_per_epoch - 3
-    assert {(key.weight, key.items, key.real_tokens) for key in fillers} == {(0, 0, 0)}
-    real = [key for key in keys_of(loader_of(plan)) if not key.filler]
+    empty = [key for r in range(8) for key in keys_of(loader_of(plan, rank=r, size=8)) if key.empty]
+    assert len(empty) == 8 * plan.steps_per_epoch - 3
+    assert {(key.weight, key.items, key.real_tokens) for key in empty} == {(0, 0, 0)}
+    real = [key for key in keys_of(loader_of(plan)) if not key.empty]
     assert [key.items for key in real] == [len(key.rows) for key in real]
     assert sum(key.real_tokens for key in real) == some_lengths(3).sum()
 
@@ -188,7 +188,7 @@ def test_evaluation_holds_each_row_once_with_equal_forward_counts(size: int) -> 
     forwards = plan_evaluation(some_lengths(29), 64, 1, size)
     ranks = [list(EvaluationBatchSampler(forwards, data_parallel_rank=rank)) for rank in range(size)]
     assert {len(keys) for keys in ranks} == {len(forwards)}
-    seen = Counter(row for keys in ranks for key in keys if not key.filler for row in key.rows)
+    seen = Counter(row for keys in ranks for key in keys if not key.empty for row in key.rows)
     assert seen == Counter(range(29))
 
 

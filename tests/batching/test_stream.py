@@ -46,7 +46,7 @@ def test_all_ranks_run_as_many_and_share_the_rows(size):
         found = list(batches)
         assert len(found) == len(batches) == 3 * -(-4 // size)
         for batch in found:
-            assert not batch.key.filler
+            assert not batch.key.empty
             longest = max(len(example["input_ids"]) for example in batch.examples)
             assert batch.key.computed_tokens == longest * len(batch.examples) <= 1024
             assert batch.key.real_tokens == sum(len(example["input_ids"]) for example in batch.examples)

@@ -131,7 +131,7 @@ def test_a_planned_loader_runs_every_token_once(workers: int) -> None:
         )
         for key, batch in loader:
             assert batch["input_ids"].numel() == key.computed_tokens <= 48
-            if not key.filler:
+            if not key.empty:
                 # Padding is 0, tokens are not.
                 seen += batch["input_ids"][batch["input_ids"] > 0].tolist()
     assert sorted(seen) == sorted(token for document in documents for token in document)

@@ -61,7 +61,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_a_step_has_the_gradient_of_the_whole(ranks: list[dict[str, Any]], kind: str) -> None:
-    """Uneven micro-batches, the last one a filler on rank 1."""
+    """Uneven micro-batches, the last one empty on rank 1."""
     loss, gradient = toy.reference(kind, toy.model(kind), toy.examples(kind, 16, seed=3))
     for rank in ranks:
         step = rank["steps"][kind]

@@ -329,7 +329,7 @@ def toy_adapter(kind: str, *, architecture: str | None = None, **settings: Any) 
     return made
 
 
-@pytest.mark.parametrize("split", ["1x4 with a filler"])
+@pytest.mark.parametrize("split", ["1x4 with an empty micro-batch"])
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_a_split_step_has_the_adapter_gradient_of_the_whole(kind: str, split: str, tmp_path: Path) -> None:
     data = toy.examples(kind, 16, seed=3)

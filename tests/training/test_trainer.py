@@ -20,7 +20,7 @@ from tests.training import runs, toy
 SPLITS: dict[str, list[Any]] = {
     "1x1": [[[range(16)]]],
     "1x4": [[[range(3)], [range(3, 10)], [[10]], [range(11, 16)]]],
-    "1x4 with a filler": [[[range(3)], [range(3, 10)], [range(10, 16)], [[]]]],
+    "1x4 with an empty micro-batch": [[[range(3)], [range(3, 10)], [range(10, 16)], [[]]]],
 }
 
 

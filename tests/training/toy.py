@@ -253,14 +253,14 @@ class ListedEpoch:
         lengths = self._lengths[held]
         return MicroBatch(
             rows=held,
-            filler=not len(rows),
+            empty=not len(rows),
             computed_tokens=int(len(held) * lengths.max()),
             real_tokens=int(lengths.sum()) if len(rows) else 0,
         )
 
 
 class ListedPlan:
-    """A plan that is written down: steps[step][accumulation index][rank] lists rows; [] is a filler."""
+    """A plan that is written down: steps[step][accumulation index][rank] lists rows; [] is an empty one."""
 
     def __init__(self, steps: list[list[list[Sequence[int]]]], data: list[dict[str, Any]]) -> None:
         self.steps = steps
