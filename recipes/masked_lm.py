@@ -16,6 +16,7 @@ from typing import Any
 
 from hf_dist.config import RunConfig
 from hf_dist.tasks.masked_lm import MaskedLM
+from hf_dist.training.finished import FinishedRun
 from hf_dist.training.flags import make_config
 from hf_dist.training.recipe import Recipe
 from hf_dist.training.runner import assemble, run_recipe
@@ -36,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def build(config: RunConfig | None = None, **settings: Any) -> Recipe:
+def build(config: RunConfig | None = None, **settings: Any) -> Recipe | FinishedRun:
     """Builds the recipe without running it: `build(max_steps=50).run()`.
 
     Args:

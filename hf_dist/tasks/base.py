@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
 from datasets import DatasetDict
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from hf_dist.batching.lengths import lengths_of
 from hf_dist.config import DataConfig, ModelConfig
-from hf_dist.data import builtin_model
+from hf_dist.data import builtin_model, labels
 from hf_dist.data.collate import Padding
-from hf_dist.tasks.pretrained import check_fit, forward_parameters, load_config, load_tokenizer
+from hf_dist.errors import DataError
+from hf_dist.tasks.pretrained import (
+    align_padding,
+    check_fit,
+    forward_parameters,
+    load_config,
+    load_tokenizer,
+)
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S")
+
+
+def refuse_empty(encoded: DatasetDict) -> None:
+    """Checks that every row has a token; a tokenizer without special tokens makes none of a blank text.
+
+    Raises:
+        DataError: One has none.
+    """
+    for split, rows in encoded.items():
+        empty = np.flatnonzero(lengths_of(rows) == 0)
+        if len(empty):
+            raise DataError(
+                f"the {split} data has no token in {labels.rows_of(empty)}: blank texts, to which this "
+                "tokenizer adds no special token; remove the rows"
+            )
 
 
 class Task(ABC, Generic[S]):
@@ -30,8 +58,8 @@ class Task(ABC, Generic[S]):
         settings_class: dataclass of the flags that only this task has.
         best_metric: the score that says which checkpoint is best (without `eval_`): "loss", or a score of
             which more is better.
-        pads_with_eos: whether a tokenizer without a pad token may pad with its end token; `collate` must then
-            not take labels for padding by it.
+        keeps_padding_side: whether a tokenizer that pads on the left is saved so (rows are padded on the
+            right).
         extra_columns: columns that `collate` needs though the model's forward doesn't take them.
         settings: an instance of `settings_class`.
         seed: the run's seed, for what is drawn at random.
@@ -42,7 +70,7 @@ class Task(ABC, Generic[S]):
     auto_class: ClassVar[Any]
     settings_class: ClassVar[type]
     best_metric = "loss"
-    pads_with_eos: ClassVar[bool] = False
+    keeps_padding_side: ClassVar[bool] = False
     extra_columns: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, settings: S | None = None, *, pad_to_multiple_of: int = 1) -> None:
@@ -50,6 +78,7 @@ class Task(ABC, Generic[S]):
         self.pad_to_multiple_of = pad_to_multiple_of
         self.seed = 42
         self._padding: Padding | None = None
+        self._side: Literal["left", "right"] | None = None
         self._forward_takes: frozenset[str] | None = None
 
     # ---- Data ----
@@ -72,11 +101,17 @@ class Task(ABC, Generic[S]):
         """The tokenizer of the named model, the named tokenizer, or the built-in one.
 
         Raises:
-            ConfigError: it can't be loaded, or has no pad token.
+            ConfigError: it can't be loaded, or has neither a pad nor an end-of-sequence token.
         """
         if model.model_name_or_path is None and model.tokenizer_name is None:
             return self.builtin_tokenizer()
-        return load_tokenizer(model, pad_with_eos=self.pads_with_eos)
+        tokenizer = load_tokenizer(model)
+        if tokenizer.pad_token_id == tokenizer.eos_token_id:
+            logger.info(
+                "rows are padded with the end-of-sequence token %s: the tokenizer has no other pad token",
+                tokenizer.eos_token,
+            )
+        return tokenizer
 
     def _config(
         self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig, *, max_length: int, **head: Any
@@ -90,9 +125,7 @@ class Task(ABC, Generic[S]):
             config = self.builtin_config(tokenizer, **head)
         else:
             config = load_config(model, **head)
-        if config.get_text_config().pad_token_id is None:
-            # Decoder models read their answer at the last token that isn't padding.
-            config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        self._side = align_padding(tokenizer, config, keeps_side=self.keeps_padding_side)
         check_fit(
             tokenizer,
             config,
@@ -113,7 +146,8 @@ class Task(ABC, Generic[S]):
 
     def pads_with(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Says how `padding` pads; `encode` calls it."""
-        self._padding = Padding.of(tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
+        padding = Padding.of(tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
+        self._padding = padding if self._side is None else dataclasses.replace(padding, side=self._side)
 
     def padding(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """`input_ids`, `attention_mask`, ... of a batch, each (rows, length).

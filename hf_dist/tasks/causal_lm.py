@@ -72,7 +72,7 @@ class CausalLM(Task[CausalLMSettings]):
     settings_class: ClassVar[type] = CausalLMSettings
     items = TokenItems(shift=True)
     best_metric = "loss"
-    pads_with_eos: ClassVar[bool] = True
+    keeps_padding_side: ClassVar[bool] = True
 
     def __init__(self, settings: CausalLMSettings | None = None, *, pad_to_multiple_of: int = 1) -> None:
         super().__init__(settings, pad_to_multiple_of=pad_to_multiple_of)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_dist.config import ModelConfig
 from hf_dist.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 # Tokenizers without a limit of their own carry a huge number instead (transformers' VERY_LARGE_INTEGER).
 _NO_LIMIT = 10**9
@@ -36,20 +39,19 @@ def load_config(model: ModelConfig, **changes: Any) -> PretrainedConfig:
         raise _unloadable(flag, name, "model", error) from error
 
 
-def load_tokenizer(
-    model: ModelConfig, *, pad_with_eos: bool = False, add_prefix_space: bool | None = None
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: ModelConfig, *, add_prefix_space: bool | None = None) -> PreTrainedTokenizerBase:
     """Loads the named tokenizer, or that of the named model.
+
+    One without a pad token pads with its end-of-sequence token: collators know padding by its place in a row,
+    and never by the token.
 
     Args:
         model: names it.
-        pad_with_eos: let one without a pad token pad with its end token (the collator must not take labels
-            for padding by it).
         add_prefix_space: for byte-level tokenizers, whether a text starts as if a space stood before it; None
             leaves it as it was saved.
 
     Raises:
-        ConfigError: it isn't there, or it can't pad.
+        ConfigError: it isn't there, or it has neither of the two tokens.
     """
     named = model.tokenizer_name is not None
     name = model.tokenizer_name if named else model.model_name_or_path
@@ -65,15 +67,44 @@ def load_tokenizer(
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _unloadable(flag, name, "tokenizer", error) from error
-    if tokenizer.pad_token_id is None and pad_with_eos and tokenizer.eos_token_id is not None:
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
         raise ConfigError(
-            f"--{flag} {name}: its tokenizer has no pad token, and a batch needs one; save it with a "
-            "pad_token "
-            "(for decoder models often the end-of-sequence token) and name that folder with --tokenizer_name"
+            f"--{flag} {name}: its tokenizer has no pad token (and no end-of-sequence token that could stand "
+            "in for it), and a batch needs one; save it with a pad_token and name that folder with "
+            "--tokenizer_name"
         )
     return tokenizer
+
+
+def align_padding(
+    tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, keeps_side: bool
+) -> Literal["left", "right"]:
+    """Makes tokenizer and config agree on padding; both are saved with the model.
+
+    The heads of decoders read a text at its last token that isn't the config's `pad_token_id`
+    (transformers 5.24), so another one than the tokenizer's would have them read padding. Padding stands on
+    the right, where no token of a causal model sees it and the learned positions of a text count from 0 in
+    any batch.
+
+    Args:
+        tokenizer: its padding side is changed, unless `keeps_side`.
+        config: gets the pad token; models that number positions from it keep their own.
+        keeps_side: the tokenizer keeps its side for what is generated with the model later.
+
+    Returns:
+        The side that rows are padded on.
+    """
+    text = config.get_text_config()
+    if config.model_type not in _POSITIONS_AFTER_PAD:
+        text.pad_token_id = tokenizer.pad_token_id
+    if config.model_type in _PADDED_LEFT:
+        return "left" if tokenizer.padding_side == "left" else "right"
+    if tokenizer.padding_side == "left" and not keeps_side:
+        logger.info("rows are padded on the right, and the tokenizer is saved so (it padded on the left)")
+        tokenizer.padding_side = "right"
+    return "right"
 
 
 def check_fit(
@@ -138,6 +169,8 @@ def classes_of(config: PretrainedConfig) -> tuple[str, ...]:
     return tuple(found)
 
 
+# They read a text at the last position of its row.
+_PADDED_LEFT = frozenset({"xlnet"})
 # Their first position is numbered pad_token_id + 1, so the table of positions has so many unused rows.
 _POSITIONS_AFTER_PAD = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text", "mpnet"}

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 from hf_dist.config import DataConfig, ModelConfig
 from hf_dist.data import builtin, sources
 from hf_dist.data.tokenizing import tokenise
-from hf_dist.tasks.base import Task
+from hf_dist.tasks.base import Task, refuse_empty
 from hf_dist.tasks.items import ExampleItems
 from hf_dist.tasks.pretrained import classes_of, load_config
 from hf_dist.tasks.text_columns import Columns, TextClassificationSettings, check_texts, find_columns
@@ -119,11 +119,16 @@ class TextClassification(Task[TextClassificationSettings]):
         Returns:
             The splits with `input_ids`, `token_type_ids` (where the tokenizer makes them) and `labels`,
             and how many rows of each were truncated.
+
+        Raises:
+            DataError: a text has no token.
         """
         self.pads_with(tokenizer)
         first = next(iter(raw.values()))
         texts = tuple(name for name in ("text", "text_pair") if name in first.column_names)
-        return tokenise(raw, tokenizer, data, texts=texts)
+        encoded, truncated = tokenise(raw, tokenizer, data, texts=texts)
+        refuse_empty(encoded)
+        return encoded, truncated
 
     def collate(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Pads a batch: `input_ids`, `attention_mask`, ... (rows, length), and `labels`."""

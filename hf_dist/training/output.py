@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,31 @@ from filelock import FileLock, Timeout
 
 from hf_dist.config import RunConfig
 from hf_dist.errors import CheckpointError
-from hf_dist.training.checkpoint_files import checkpoints
+from hf_dist.training.checkpoint_files import MANIFEST, checkpoints
 
 # Written last by a run that trained to its end; its presence is what "finished" means.
 FINISHED_FILE = "all_results.json"
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
 RUNS_FOLDER = Path("runs")
+# Results and weights that a new run would write again, or leave out.
+_LEFT_BEHIND = (
+    "train_results.json",
+    "eval_results.json",
+    "predict_results.json",
+    "predictions.jsonl",
+    "trainer_state.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "adapter_model.safetensors",
+    "adapter_config.json",
+)
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "deepspeed", "peft", "evaluate", "numpy")
 
 
-def check_output_dir(output_dir: str, *, trains: bool) -> None:
-    """Refuses a folder that holds a finished run, or a path that can't be a folder.
+def check_output_dir(output_dir: str) -> None:
+    """Refuses a path that can't be a folder, or can't be written to.
 
     Raises:
         CheckpointError: If so.
@@ -33,16 +47,35 @@ def check_output_dir(output_dir: str, *, trains: bool) -> None:
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"--output_dir {folder} is a file; name a folder")
-    if trains and (folder / FINISHED_FILE).exists():
-        raise CheckpointError(
-            f"--output_dir {folder} holds a finished run ({FINISHED_FILE}); name another folder, "
-            "remove this one, or leave the flag out to get the next free one"
-        )
     parent = folder
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
     if not os.access(parent, os.W_OK):
         raise CheckpointError(f"--output_dir {folder}: {parent} is not writable; name another folder")
+
+
+def begin(output_dir: Path, *, afresh: bool, recipe: str, config: RunConfig, seed: int) -> None:
+    """Makes the folder that of a run which isn't finished; the last thing before the first step, on rank 0.
+
+    Args:
+        output_dir: its lock is held.
+        afresh: remove what an earlier run of ours left, so that nothing of it is taken for this one's.
+            Checkpoints without our manifest and all other files stay.
+        recipe: name of the recipe.
+        config: goes into run.json.
+        seed: the same.
+    """
+    (output_dir / FINISHED_FILE).unlink(missing_ok=True)
+    if afresh:
+        for checkpoint in checkpoints(output_dir):
+            if (checkpoint.path / MANIFEST).is_file():
+                # Without its manifest it is no checkpoint any more, should the removal be cut short.
+                (checkpoint.path / MANIFEST).unlink()
+                shutil.rmtree(checkpoint.path)
+        for pattern in _LEFT_BEHIND:
+            for path in output_dir.glob(pattern):
+                path.unlink()
+    write_run_file(output_dir, recipe=recipe, config=config, seed=seed)
 
 
 def claim_next_run(recipe: str, runs: Path = RUNS_FOLDER) -> Path:

@@ -22,6 +22,7 @@ from hf_dist.training import engine as engines
 from hf_dist.training import output
 from hf_dist.training.callbacks import BeforeFirstStep
 from hf_dist.training.compilation import compiled_graphs, compiles
+from hf_dist.training.gather import on_main
 from hf_dist.training.model_card import CARD_FILE, model_card
 from hf_dist.training.spec import TaskSpec
 from hf_dist.training.stopping import Interrupted
@@ -68,7 +69,8 @@ class Recipe:
     """Everything that a run is made of; `run` does what the config says.
 
     `lock` (rank 0) keeps other runs out of `output_dir` as long as this object lives, or until `run` is done.
-    `checkpoint` is the one that training goes on from.
+    `checkpoint` is the one that training goes on from. `afresh` says that what an earlier run left in the
+    folder is removed before the first step.
     """
 
     task: RecipeTask
@@ -83,6 +85,7 @@ class Recipe:
     output_dir: Path
     lock: FileLock | None = None
     checkpoint: Path | None = None
+    afresh: bool = False
 
     def run(self) -> dict[str, Any]:
         """Trains, evaluates and predicts as the config says; returns what all_results.json holds.
@@ -133,6 +136,15 @@ class Recipe:
 
     def _train(self) -> dict[str, float]:
         trainer = self.trainer
+        on_main(
+            lambda: output.begin(
+                self.output_dir,
+                afresh=self.afresh,
+                recipe=self.task.name,
+                config=self.config,
+                seed=trainer.args.seed,
+            )
+        )
         trainer.add_callback(BeforeFirstStep(self._check_engine))
         with trainer.stopping.listening():
             output_of_training = trainer.train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import set_seed
 
@@ -81,7 +83,27 @@ class ResumingTrainer(SavingTrainer):
         )
         if foreign and resume_from_checkpoint is not None:
             self._take_over(Path(resume_from_checkpoint))
+        if resume_from_checkpoint is not None:
+            self._follow_new_length(Path(resume_from_checkpoint), max_steps)
         return prepared
+
+    def _follow_new_length(self, checkpoint: Path, max_steps: int) -> None:
+        """Sets the learning rate of the next step by a schedule whose length has changed.
+
+        What the checkpoint saved for it is of the old length: 0 at the end of a linear one. The stock Trainer
+        (transformers 5.24) spends a step on that.
+        """
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        if state["max_steps"] == max_steps or not isinstance(schedule, LambdaLR):
+            return
+        assert self.optimizer is not None
+        schedule._last_lr = [
+            base * factor(schedule.last_epoch)
+            for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        ]
+        for group, rate in zip(self.optimizer.param_groups, schedule._last_lr, strict=True):
+            group["lr"] = rate
 
     def _is_foreign(self, checkpoint: Path) -> bool:
         """Whether another engine or, sharded, another number of processes wrote a checkpoint."""

@@ -42,6 +42,12 @@ from hf_dist.training import engine as engines
 from hf_dist.training.callbacks import TrainingProgress
 from hf_dist.training.compilation import CountGraphs, compiles, prepare_compilation
 from hf_dist.training.conflicts import refuse_conflicts
+from hf_dist.training.finished import (
+    Continuation,
+    FinishedRun,
+    look_at_folder,
+    starts_afresh,
+)
 from hf_dist.training.flags import parse
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import set_dropout
@@ -139,8 +145,6 @@ def _choose_output_dir(
             folder = output.claim_next_run(name)
         folder.mkdir(parents=True, exist_ok=True)
         locks.append(output.lock(folder))
-        if arguments.do_train:
-            output.write_run_file(folder, recipe=name, config=config, seed=arguments.seed)
         return str(folder)
 
     arguments.output_dir = on_main(claim)
@@ -161,22 +165,26 @@ class _Prepared:
     planned_arguments: dict[str, Any]
     report: PlanReport | None
     world_size: int
+    finished: Continuation | None
 
 
-def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
-    """Checks the settings, loads and tokenises the data and plans the steps."""
+def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared | FinishedRun:
+    """Checks the settings, loads and tokenises the data and plans the steps.
+
+    Of a run that is finished and has the same settings nothing is loaded.
+    """
     _log_on_rank_0()
     config = _resolve(config)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    finished = look_at_folder(task_class.name, config, world_size)
+    if isinstance(finished, FinishedRun):
+        return finished
     task = task_class(config.task, pad_to_multiple_of=config.batching.pad_to_multiple_of or 1)
     arguments = config.training_arguments
     task.seed = arguments.get("seed", 42)
-    if "output_dir" in arguments:
-        output.check_output_dir(arguments["output_dir"], trains=arguments.get("do_train", False))
     engines.prepare_environment(config.engine.preset)
     if compiles(arguments):
         prepare_compilation()
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-
     streams = config.data.streaming and bool(arguments.get("do_train"))
     if streams:
         check_streaming(task_class, config)
@@ -190,17 +198,7 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     model_config = task.model_config(tokenizer, config.model)
     if config.model.dropout is not None:
         set_dropout(model_config, config.model.dropout)
-    encoded, truncated = task.encode(raw, tokenizer, config.data)
-    for split, count in truncated.items():
-        if count:
-            logger.info(
-                "%s: %d of %d examples truncated to --max_length %d tokens",
-                split,
-                count,
-                len(encoded[split]),
-                config.data.max_length,
-            )
-    splits: dict[str, Any] = dict(encoded)
+    splits = _encode(task, raw, tokenizer, config)
     plan, stream, report, planned = None, None, None, {}
     if streams:
         stream = make_stream(
@@ -218,6 +216,8 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         }
     elif arguments.get("do_train"):
         plan, report, planned = _plan(task, config, splits, model_config, world_size)
+        if finished is not None:
+            finished.check_total(total_steps(plan, arguments))
     if plan is not None or stream is not None:
         config = with_logging_steps(config, total_steps(plan, arguments))
     refuse_conflicts(
@@ -234,7 +234,25 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
         planned_arguments=planned,
         report=report,
         world_size=world_size,
+        finished=finished,
     )
+
+
+def _encode(
+    task: RecipeTask, raw: Any, tokenizer: PreTrainedTokenizerBase, config: RunConfig
+) -> dict[str, Any]:
+    """The tokenised splits; says how many rows were truncated."""
+    encoded, truncated = task.encode(raw, tokenizer, config.data)
+    for split, count in truncated.items():
+        if count:
+            logger.info(
+                "%s: %d of %d examples truncated to --max_length %d tokens",
+                split,
+                count,
+                len(encoded[split]),
+                config.data.max_length,
+            )
+    return dict(encoded)
 
 
 def _plan(
@@ -294,7 +312,14 @@ def _assemble(prepared: _Prepared) -> Recipe:
     }
     checkpoint, copies = None, None
     if arguments.do_train:
-        checkpoint, copies = choose_checkpoint(config.training, output_dir, facts, arguments.save_total_limit)
+        checkpoint, copies = choose_checkpoint(
+            config.training,
+            output_dir,
+            facts,
+            arguments.save_total_limit,
+            afresh=starts_afresh(config),
+            finished=prepared.finished,
+        )
     builder = ModelBuilder(
         config=config,
         model_config=prepared.model_config,
@@ -352,16 +377,20 @@ def _assemble(prepared: _Prepared) -> Recipe:
         output_dir=output_dir,
         lock=lock,
         checkpoint=checkpoint,
+        afresh=starts_afresh(config),
     )
 
 
-def assemble(task: type[RecipeTask], config: RunConfig) -> Recipe:
+def assemble(task: type[RecipeTask], config: RunConfig) -> Recipe | FinishedRun:
     """Builds everything a run needs, up to the Trainer; nothing is trained.
+
+    Where a run of the same settings was finished in the folder nothing is built, and `run` gives its results.
 
     Raises:
         HfDistError: For bad settings, data or engines, before any of them is half used.
     """
-    return _assemble(_prepare(task, config))
+    prepared = _prepare(task, config)
+    return prepared if isinstance(prepared, FinishedRun) else _assemble(prepared)
 
 
 def run_recipe(
@@ -383,6 +412,9 @@ def run_recipe(
             settings_class=task.settings_class,
         )
         prepared = _prepare(task, config)
+        if isinstance(prepared, FinishedRun):
+            prepared.run()
+            return
         if config.training.dry_run:
             if os.environ.get("RANK", "0") == "0":
                 _print_dry_run(prepared)

@@ -11,9 +11,11 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from hf_dist.config import LoopConfig, RunConfig
+from hf_dist.errors import CheckpointError
 from hf_dist.training import adapters, checkpoint_files
 from hf_dist.training.copies import Copies
 from hf_dist.training.engine import outside_zero_init
+from hf_dist.training.finished import Continuation
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import load_model
 
@@ -21,7 +23,13 @@ logger = logging.getLogger("hf_dist")
 
 
 def choose_checkpoint(
-    loop: LoopConfig, output_dir: Path, facts: Mapping[str, Any], limit: int | None
+    loop: LoopConfig,
+    output_dir: Path,
+    facts: Mapping[str, Any],
+    limit: int | None,
+    *,
+    afresh: bool = False,
+    finished: Continuation | None = None,
 ) -> tuple[Path | None, Copies | None]:
     """The checkpoint to go on from, and (on rank 0) the place that checkpoints are copied to.
 
@@ -33,9 +41,12 @@ def choose_checkpoint(
         output_dir: Folder of the run.
         facts: What must agree (see `run_facts`).
         limit: Copies to keep.
+        afresh: As if `resume` were "never".
+        finished: The run that was finished in the folder and is to go on.
 
     Raises:
-        CheckpointError: If the named one is damaged, or the one that was found is of another run.
+        CheckpointError: If the named one is damaged, or the one that was found is of another run, or a
+            finished run left none.
         ConfigError: If the place of the copies can't be used.
     """
     opened: list[Copies] = []
@@ -43,7 +54,7 @@ def choose_checkpoint(
     def choose() -> Path | None:
         if loop.checkpoint_copy is not None:
             opened.append(Copies(loop.checkpoint_copy, limit=limit))
-        if loop.resume == "never":
+        if loop.resume == "never" or afresh:
             for copies in opened:
                 copies.refuse_old_ones()
             return None
@@ -51,14 +62,33 @@ def choose_checkpoint(
             found = _newest(output_dir, opened[0] if opened else None)
         else:
             found = checkpoint_files.named(Path(loop.resume))
+        if found is None and finished is not None:
+            raise CheckpointError(
+                f"{output_dir} holds a run that finished at step {finished.step} and no whole checkpoint to "
+                "go on from; name another folder, or say --overwrite_output_dir to train afresh in this one"
+            )
         if found is None:
             return None
         checkpoint_files.refuse_other_run(found, facts)
         logger.info("resuming from %s", found.path)
+        if finished is not None:
+            _say_how_it_goes_on(finished.step, found.step)
         return found.path
 
     checkpoint = on_main(choose)
     return checkpoint, (opened[0] if opened else None)
+
+
+def _say_how_it_goes_on(ended: int, begins: int) -> None:
+    again = (
+        "" if begins >= ended else f"steps {begins + 1} to {ended} left no checkpoint and are trained again; "
+    )
+    logger.info(
+        "the run was finished at step %d and goes on; %sthe learning rate follows the schedule of the new "
+        "length",
+        ended,
+        again,
+    )
 
 
 def _newest(output_dir: Path, copies: Copies | None) -> checkpoint_files.Checkpoint | None:

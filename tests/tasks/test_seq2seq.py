@@ -311,13 +311,22 @@ def test_a_model_without_a_decoder_of_its_own(tmp_path, tokenizer):
 
 
 def test_a_tokenizer_without_a_pad_token(tmp_path, tokenizer):
+    """It pads with its end token, which stays a target at the end of each summary."""
     model = saved(tmp_path / "m", config_of("t5", tokenizer), tokenizer)
     file = tmp_path / "m" / "tokenizer_config.json"
     settings = json.loads(file.read_text())
     del settings["pad_token"]
     file.write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="no pad token"):
-        prepared(tmp_path, model=model)
+    task, encoded, _, config = prepared(tmp_path, model=model)
+    assert config.pad_token_id == tokenizer.eos_token_id == 1
+    rows = list(encoded["train"])
+    batch = task.collate(rows)
+    for row, ids, mask, labels in zip(
+        rows, batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True
+    ):
+        assert ids[mask.bool()].tolist() == row["input_ids"] and row["labels"][-1] == 1
+        assert labels.tolist() == row["labels"] + [-100] * (len(labels) - len(row["labels"]))
+    assert len({len(row["labels"]) for row in rows}) > 1
 
 
 @pytest.mark.parametrize(("prefix", "warns"), [(None, True), ("summarize: ", False)])

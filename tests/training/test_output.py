@@ -23,17 +23,10 @@ def test_runs_that_start_together_get_different_folders(tmp_path):
     assert len(set(claimed)) == 16
 
 
-def test_a_finished_run_is_refused_for_training_only(tmp_path):
-    (tmp_path / output.FINISHED_FILE).write_text("{}")
-    with pytest.raises(CheckpointError, match="holds a finished run"):
-        output.check_output_dir(str(tmp_path), trains=True)
-    output.check_output_dir(str(tmp_path), trains=False)
-
-
 def test_a_file_is_no_output_dir(tmp_path):
     (tmp_path / "x").write_text("")
     with pytest.raises(CheckpointError, match="is a file"):
-        output.check_output_dir(str(tmp_path / "x"), trains=True)
+        output.check_output_dir(str(tmp_path / "x"))
 
 
 def test_run_file_holds_config_and_versions(tmp_path):
