@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from hf_dist.config import DataConfig, ModelConfig
 from hf_dist.data import builtin_model
 from hf_dist.data.collate import Padding
+from hf_dist.data.json_cells import JsonColumns
 from hf_dist.tasks.pretrained import check_fit, forward_parameters, load_config, load_tokenizer
 
 S = TypeVar("S")
@@ -53,6 +54,11 @@ class Task(ABC, Generic[S]):
         self._forward_takes: frozenset[str] | None = None
 
     # ---- Data ----
+
+    @property
+    def json_columns(self) -> JsonColumns:
+        """Columns (lower case) of local files whose cells have no common type and come as JSON text."""
+        return frozenset()
 
     @abstractmethod
     def builtin_splits(self) -> DatasetDict:
