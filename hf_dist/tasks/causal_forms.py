@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from hf_dist.data import labels, sources
-from hf_dist.data.json_cells import JsonColumns, is_text, plain_cells
+from hf_dist.data.json_cells import JsonColumns, plain_cells
 from hf_dist.errors import DataError, nearest
 from hf_dist.tasks.chat_turns import Conversation, has_answer, read_conversation, without_last_answer
 from hf_dist.tasks.plain_text import TEXT_COLUMNS, texts_of
@@ -228,15 +228,15 @@ def _json_values(rows: Dataset, path: str, split: str) -> list[Any]:
     root, *steps = (path,) if path in rows.column_names else path.split(".")
     if root not in rows.column_names:
         return _values(rows, path, split)  # says so
-    column = labels.arrow_column(rows, root)
-    values = plain_cells(column)
-    if is_text(column.type):
-        values = [_from_json(text, root, split, row) for row, text in enumerate(values)]
+    values = [
+        _from_json(cell, root, split, row) if isinstance(cell, str) else cell
+        for row, cell in enumerate(plain_cells(labels.arrow_column(rows, root)))
+    ]
     return [_walk(value, steps, path, split, row) for row, value in enumerate(values)]
 
 
-def _from_json(text: str | None, column: str, split: str, row: int) -> Any:
-    if text is None or not text.strip():
+def _from_json(text: str, column: str, split: str, row: int) -> Any:
+    if not text.strip():
         return None
     try:
         return json.loads(text)

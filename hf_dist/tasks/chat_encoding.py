@@ -76,8 +76,8 @@ class Conversations:
         if end is None or end < len(before) or not text.startswith(before):
             raise ConfigError(
                 f"{chat['row']}: the chat template renders earlier turns otherwise once later ones follow, "
-                "so the answers can't be told apart; give a template that does not with --chat_template, or "
-                "conversations of one answer each"
+                "so the answers can't be told apart; give a template that does not with --chat_template, "
+                "weight 0 to earlier answers, or conversations of one answer each"
             )
         return len(before), end
 
@@ -137,17 +137,23 @@ class Conversations:
             template = self.tokenizer.get_chat_template(tools=chat["tools"])
         except ValueError as error:
             raise ConfigError(f"{error}; give one template with --chat_template") from error
+        # transformers gives each reasoning the first two names, whichever it had.
+        reasoning = {"reasoning_content", "thinking", *(name for turn in chat["turns"] for name in turn)}
         needs: list[tuple[str, Any, tuple[str, ...]]] = [
             ("tools", chat["tools"], ("tools",)),
             ("tool_calls", any(turn.get("tool_calls") for turn in chat["turns"]), ("tool_calls",)),
-            ("reasoning", any(map(reasoning_of, chat["turns"])), REASONING),
+            (
+                "reasoning",
+                any(map(reasoning_of, chat["turns"])),
+                tuple(name for name in REASONING if name in reasoning),
+            ),
         ]
         for what, there, names in needs:
             if there and not _mentions(template, names):
                 raise ConfigError(
                     f"{chat['row']} has {what}, and the chat template never mentions {' or '.join(names)}: "
-                    "they would be lost; give a template that writes them with --chat_template, or leave them out "
-                    "of the data"
+                    "they would be lost; give a template that writes them with --chat_template, or leave "
+                    "them out of the data"
                 )
 
 

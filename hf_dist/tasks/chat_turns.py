@@ -44,7 +44,7 @@ class Conversation(TypedDict):
     """
 
     turns: list[Turn]
-    tools: list[dict[str, Any]] | None
+    tools: list[Any] | None
     learned: list[bool]
     row: str
 
@@ -103,18 +103,19 @@ def _turn(given: Any, where: str) -> Turn:
     if not isinstance(name, str):
         raise _no_turn(given, where)
     turn: Turn = {"role": _ROLES.get(name, name)}
-    calls = raw.get("tool_calls")
+    found = raw.get("tool_calls")
     if name in _CALLS:
-        calls, content = content if calls is None else calls, None
-    elif "function_call" in raw and not calls:
-        calls = raw["function_call"]
+        found, content = content if found is None else found, None
+    calls = _list_of(found, "tool_calls", where) if found else []
+    if not calls and raw.get("function_call"):
+        calls = _list_of(raw["function_call"], "function_call", where)
     text, reasoning = _content(content, turn["role"], where)
     others = {key: value for key, value in raw.items() if key not in _READ}
     _add_reasoning(others, reasoning, where)
     if calls:
         if turn["role"] != "assistant":
             raise DataError(f"{where}: a turn of {name} has tool_calls; only the assistant calls tools")
-        others["tool_calls"] = [_call(call, where) for call in _list_of(calls, "tool_calls", where)]
+        others["tool_calls"] = [_call(call, where) for call in calls]
     if text is None and turn["role"] == "tool":
         text = ""  # a tool that gave nothing back
     if text is not None:
