@@ -25,6 +25,7 @@ from hf_dist.data.arrow_files import (
 from hf_dist.data.cache import build_once, cache_dir, key_of
 from hf_dist.data.conll import conll_rows
 from hf_dist.data.delimited import csv_rows, tsv_rows
+from hf_dist.data.json_cells import JsonColumns, table_with_json_text, with_json_text
 from hf_dist.data.json_files import json_lines, json_rows
 from hf_dist.data.tables import table_of
 from hf_dist.data.text_files import ARCHIVES, Row, suffixes, text_rows
@@ -74,12 +75,16 @@ FORMATS: dict[str, TextFormat | ColumnFormat] = {
 }
 
 
-def load_file(name: str | Path) -> Dataset:
+def load_file(name: str | Path, json_columns: JsonColumns = frozenset()) -> Dataset:
     """Reads a file of one of `FORMATS` into a memory-mapped data set.
 
     The cells of CSV and TSV are text, whatever they look like, and an empty one is null. JSON is one object
     a line, a list of objects, an object whose `data` is that list, or that of SQuAD. Text formats may be
     packed (.gz, .zst).
+
+    Args:
+        name: the file.
+        json_columns: columns whose cells are kept as JSON text (see `json_cells`).
 
     Raises:
         DataError: no such file, nothing in it, another ending, or contents that are not what the ending
@@ -93,16 +98,18 @@ def load_file(name: str | Path) -> Dataset:
 
         def build(folder: Path) -> None:
             if isinstance(form, TextFormat):
-                table = table_of(path, lambda: form.rows(path), text_only=form.text_only)
+                table = table_of(
+                    path, lambda: form.rows(path), text_only=form.text_only, json_columns=json_columns
+                )
             else:
-                table = form.table(path)
+                table = table_with_json_text(form.table(path), json_columns)
             if table.num_rows == 0:
                 raise no_rows(path)
             with ArrowWriter(path=str(folder / "data.arrow")) as writer:
                 writer.write_table(table)
                 writer.finalize()
 
-        key = key_of(_READER, str(path), stat.st_size, stat.st_mtime_ns)
+        key = key_of(_READER, str(path), stat.st_size, stat.st_mtime_ns, sorted(json_columns))
         return Dataset.from_file(str(build_once(cache_dir() / "files" / key, build) / "data.arrow"))
     except PermissionError as error:
         raise DataError(f"{path} can't be read ({error.strerror}); change its permissions") from error
@@ -139,8 +146,12 @@ def is_readable(path: Path) -> bool:
     return form is not None and not (archive and isinstance(form, ColumnFormat))
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, json_columns: JsonColumns = frozenset()) -> Iterator[Row]:
     """The rows of a file, one after another, with nothing kept of those before.
+
+    Args:
+        path: the file.
+        json_columns: columns whose cells are given as JSON text.
 
     Raises:
         DataError: as `load_file`, when the row of the fault is reached.
@@ -149,12 +160,13 @@ def read_rows(path: Path) -> Iterator[Row]:
     count = 0
     try:
         if isinstance(form, TextFormat):
-            for row in form.rows(path):
+            for place, row in form.rows(path):
                 count += 1
-                yield row
+                yield place, with_json_text(row, json_columns)
         else:
             for batch in form.batches(path):
-                for cells in batch.to_pylist():
+                table = table_with_json_text(pa.Table.from_batches([batch]), json_columns)
+                for cells in table.to_pylist():
                     count += 1
                     yield f"row {count}", cells
     except PermissionError as error:

@@ -13,6 +13,7 @@ from datasets.arrow_writer import ArrowWriter
 
 from hf_dist.data.cache import build_once, cache_dir, key_of
 from hf_dist.data.files import FORMATS, is_readable, load_file
+from hf_dist.data.json_cells import JsonColumns
 from hf_dist.data.labels import describe
 from hf_dist.data.split_names import split_of_file
 from hf_dist.errors import DataError
@@ -63,16 +64,20 @@ def _files_in(folder: Path) -> list[Path]:
     return shards
 
 
-def load_files(files: Sequence[Path]) -> Dataset:
+def load_files(files: Sequence[Path], json_columns: JsonColumns = frozenset()) -> Dataset:
     """Reads files one after the other into one data set.
 
     Whole numbers become fractions where other files have those, and a column without values takes its type
     from the others.
 
+    Args:
+        files: one or more.
+        json_columns: columns whose cells are kept as JSON text.
+
     Raises:
         DataError: as `load_file`; or a file has other columns than the first, or a column of another type.
     """
-    shards = [load_file(path) for path in files]
+    shards = [load_file(path, json_columns) for path in files]
     first = shards[0]
     if len(shards) == 1:
         return first

@@ -10,6 +10,7 @@ from datasets import DatasetDict
 
 from hf_dist.config import DataConfig
 from hf_dist.data.hub import load_hub
+from hf_dist.data.json_cells import JsonColumns
 from hf_dist.data.saved import is_saved, load_saved, load_saved_split
 from hf_dist.data.shards import files_of, load_files
 from hf_dist.errors import DataError, nearest
@@ -17,7 +18,9 @@ from hf_dist.errors import DataError, nearest
 logger = logging.getLogger(__name__)
 
 
-def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> DatasetDict:
+def load_splits(
+    data: DataConfig, builtin: Callable[[], DatasetDict], *, json_columns: JsonColumns = frozenset()
+) -> DatasetDict:
     """Loads the raw splits that `data` names: some of `train`, `validation` and `test`.
 
     A file for a split replaces that split of a data set. Nothing is checked but that it can be read. Where
@@ -26,6 +29,7 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
     Args:
         data: the configuration; without data set and files, `builtin` is called.
         builtin: makes the built-in data of the task.
+        json_columns: columns of local files whose cells are kept as JSON text (see `json_cells`).
 
     Raises:
         DataError: a file or data set that can't be read.
@@ -34,7 +38,7 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
         # Streams stand on this module.
         from hf_dist.data.streams import first_of_stream, load_stream
 
-        stream, others = load_stream(data, builtin)
+        stream, others = load_stream(data, builtin, json_columns=json_columns)
         return DatasetDict({"train": first_of_stream(stream), **others})
     if is_builtin(data):
         return builtin()
@@ -44,7 +48,7 @@ def load_splits(data: DataConfig, builtin: Callable[[], DatasetDict]) -> Dataset
         splits = load_saved(named_folder(data), data) if is_saved(data.dataset_name) else load_hub(data)
     for split, name in files.items():
         if not is_saved(name):
-            splits[split] = load_files(files_of(name))
+            splits[split] = load_files(files_of(name), json_columns)
         elif split == "train":
             splits.update(load_saved(name, data))
         else:

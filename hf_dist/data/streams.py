@@ -19,6 +19,7 @@ from hf_dist.config import DataConfig
 from hf_dist.data.cells import FixedKinds
 from hf_dist.data.files import TextFormat, format_of, read_rows
 from hf_dist.data.hub import stream_faults, stream_hub
+from hf_dist.data.json_cells import JsonColumns, schema_with_json_text
 from hf_dist.data.saved import is_saved, load_saved, load_saved_split
 from hf_dist.data.shards import check_columns, files_of, load_files
 from hf_dist.data.sources import files_by_split, named_folder
@@ -38,7 +39,11 @@ def first_of_stream(stream: IterableDataset) -> Dataset:
 
 
 def load_stream(
-    data: DataConfig, builtin: Callable[[], DatasetDict], *, train_only: bool = False
+    data: DataConfig,
+    builtin: Callable[[], DatasetDict],
+    *,
+    train_only: bool = False,
+    json_columns: JsonColumns = frozenset(),
 ) -> tuple[IterableDataset, DatasetDict]:
     """Opens the training split that `data` names as a stream, and loads its other splits.
 
@@ -54,6 +59,7 @@ def load_stream(
         data: the configuration; without data set and files, `builtin` is called.
         builtin: makes the built-in data of the task.
         train_only: leave the other splits unread.
+        json_columns: columns of local files whose cells are given as JSON text (see `json_cells`).
 
     Raises:
         DataError: as `load_splits`, or there is no training split; faults of later rows are raised when
@@ -74,22 +80,25 @@ def load_stream(
         elif "train" in files and is_saved(files["train"]):
             splits = load_saved(files["train"], data)
         elif "train" in files:
-            train = stream_files(files_of(files["train"]), limit)
+            train = stream_files(files_of(files["train"]), limit, json_columns)
         others = DatasetDict({split: rows for split, rows in splits.items() if split != "train"})
         if "train" in splits:
             rows = splits["train"]
             train = rows.select(range(min(limit or len(rows), len(rows)))).to_iterable_dataset()
     if train is None:
         raise DataError("--streaming: there are no training rows to stream; give --train_file")
-    return train, DatasetDict() if train_only else _other_splits(others, files, data)
+    return train, DatasetDict() if train_only else _other_splits(others, files, data, json_columns)
 
 
-def _other_splits(others: DatasetDict, files: dict[str, str], data: DataConfig) -> DatasetDict:
+def _other_splits(
+    others: DatasetDict, files: dict[str, str], data: DataConfig, json_columns: JsonColumns
+) -> DatasetDict:
     """The splits beside the stream: those that came with it, and those of files in their place."""
     for split, name in files.items():
         if split != "train":
+            saved = is_saved(name)
             others[split] = (
-                load_saved_split(name, split, data) if is_saved(name) else load_files(files_of(name))
+                load_saved_split(name, split, data) if saved else load_files(files_of(name), json_columns)
             )
     for split, rows in others.items():
         if len(rows) == 0:
@@ -97,13 +106,16 @@ def _other_splits(others: DatasetDict, files: dict[str, str], data: DataConfig) 
     return others
 
 
-def stream_files(files: Sequence[Path], limit: int | None) -> IterableDataset:
+def stream_files(
+    files: Sequence[Path], limit: int | None, json_columns: JsonColumns = frozenset()
+) -> IterableDataset:
     """A stream of the rows of files, one file after the other.
 
     Args:
         files: each a shard.
         limit: most rows, over all files; the files are then one shard, so that it means the same rows on
             any number of ranks.
+        json_columns: columns whose cells are given as JSON text.
 
     Raises:
         DataError: the first rows of the first file can't be read, or another file is none of a known format;
@@ -112,14 +124,14 @@ def stream_files(files: Sequence[Path], limit: int | None) -> IterableDataset:
     forms = [format_of(path) for path in files]
     first, form = files[0], forms[0]
     if isinstance(form, TextFormat):
-        head = itertools.islice(read_rows(first), _SHOWN_ROWS)
-        schema = few_rows(first, head, text_only=form.text_only).schema
+        head = itertools.islice(read_rows(first, json_columns), _SHOWN_ROWS)
+        schema = few_rows(first, head, text_only=form.text_only, json_columns=json_columns).schema
     else:
-        schema = form.schema(first)
+        schema = schema_with_json_text(form.schema(first), json_columns)
     features = Features.from_arrow_schema(schema)
     # A list is what datasets takes for shards; a tuple is one value.
     shards: Any = list(files) if limit is None else tuple(files)
-    rows = _FileRows(first=first, features=features, limit=limit)
+    rows = _FileRows(first=first, features=features, limit=limit, json_columns=json_columns)
     return IterableDataset.from_generator(rows, features=features, gen_kwargs={"files": shards})
 
 
@@ -130,6 +142,7 @@ class _FileRows:
     first: Path
     features: Features
     limit: int | None
+    json_columns: JsonColumns
 
     def __call__(self, files: Sequence[Path]) -> Iterator[dict[str, Any]]:
         rows = (row for path in files for row in self._of(path))
@@ -139,7 +152,7 @@ class _FileRows:
         form = format_of(path)
         columns = list(self.features)
         kinds = FixedKinds(self.features.arrow_schema, f"the first {_SHOWN_ROWS:,} rows of {self.first.name}")
-        for number, (place, row) in enumerate(read_rows(path)):
+        for number, (place, row) in enumerate(read_rows(path, self.json_columns)):
             # Only rows of JSON may leave cells out: elsewhere the first one shows all columns.
             if number == 0 and not (isinstance(form, TextFormat) and form.sparse):
                 check_columns(path, list(row), self.first, columns)

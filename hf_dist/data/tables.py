@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from hf_dist.data.cells import Kinds, short
+from hf_dist.data.json_cells import JsonColumns, is_json_column, json_text, with_json_text
 from hf_dist.data.text_files import Row
 from hf_dist.errors import DataError
 
@@ -16,13 +17,20 @@ _BATCH = 10_000
 _UNFIT = (pa.ArrowException, UnicodeError, OverflowError)
 
 
-def table_of(path: Path, rows: Callable[[], Iterator[Row]], *, text_only: bool) -> pa.Table:
+def table_of(
+    path: Path,
+    rows: Callable[[], Iterator[Row]],
+    *,
+    text_only: bool,
+    json_columns: JsonColumns = frozenset(),
+) -> pa.Table:
     """Makes Arrow columns of rows; a cell that a row lacks is null.
 
     Args:
         path: for messages.
         rows: starts to read; called once more where a fault has to be found.
         text_only: all cells are strings, also in a column without any.
+        json_columns: those whose cells become JSON text, whatever they hold.
 
     Raises:
         DataError: a cell of another kind than its column, or one that Arrow can't hold.
@@ -33,31 +41,39 @@ def table_of(path: Path, rows: Callable[[], Iterator[Row]], *, text_only: bool) 
         for _, row in rows():
             pending.append(row)
             if len(pending) == _BATCH:
-                batches.append(_columns(pending, text_only=text_only))
+                batches.append(_columns(pending, text_only, json_columns))
                 pending.clear()
         if pending:
-            batches.append(_columns(pending, text_only=text_only))
+            batches.append(_columns(pending, text_only, json_columns))
         return pa.concat_tables(batches, promote_options="permissive") if batches else pa.table({})
     except _UNFIT as error:
-        _find_fault(path, rows())
+        _find_fault(path, rows(), json_columns)
         raise DataError(f"{path} can't be read as a table: {' '.join(str(error).split())}") from error
 
 
-def few_rows(path: Path, rows: Iterable[Row], *, text_only: bool) -> pa.Table:
+def few_rows(
+    path: Path, rows: Iterable[Row], *, text_only: bool, json_columns: JsonColumns = frozenset()
+) -> pa.Table:
     """The table of rows that are all in memory."""
     kept = list(rows)
-    return table_of(path, lambda: iter(kept), text_only=text_only)
+    return table_of(path, lambda: iter(kept), text_only=text_only, json_columns=json_columns)
 
 
-def _columns(rows: list[dict[str, Any]], *, text_only: bool) -> pa.Table:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    kind = pa.string() if text_only else None
-    return pa.table({name: pa.array([row.get(name) for row in rows], kind) for name in names})
+def _columns(rows: list[dict[str, Any]], text_only: bool, json_columns: JsonColumns) -> pa.Table:
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        cells = [row.get(name) for row in rows]
+        if is_json_column(name, json_columns):
+            columns[name] = pa.array(map(json_text, cells), pa.string())
+        else:
+            columns[name] = pa.array(cells, pa.string() if text_only else None)
+    return pa.table(columns)
 
 
-def _find_fault(path: Path, rows: Iterator[Row]) -> None:
+def _find_fault(path: Path, rows: Iterator[Row], json_columns: JsonColumns) -> None:
     kinds = Kinds()
-    for place, row in rows:
+    for place, cells in rows:
+        row = with_json_text(cells, json_columns)
         kinds.check(path, place, row)
         for name, value in row.items():
             try:

@@ -38,6 +38,11 @@ def in_memory() -> Iterator[None]:
         _IN_MEMORY.reset(token)
 
 
+def is_in_memory() -> bool:
+    """Whether this is within `in_memory`, where rows are a chunk and not the whole of a split."""
+    return _IN_MEMORY.get()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Tokenise:
     """The function of `Dataset.map`; an object, so that worker processes can unpickle it."""
@@ -115,7 +120,7 @@ def encode_rows(
         data: `preprocessing_num_workers` and `overwrite_cache`.
         key: JSON-serialisable settings that the result depends on.
     """
-    if _IN_MEMORY.get():
+    if is_in_memory():
         # As `map` does it: what a function makes of no rows still has its columns.
         return Dataset.from_dict(function(rows[:]))
     named = key_of(

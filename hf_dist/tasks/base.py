@@ -17,6 +17,7 @@ from hf_dist.batching.lengths import lengths_of
 from hf_dist.config import DataConfig, ModelConfig
 from hf_dist.data import builtin_model, labels
 from hf_dist.data.collate import Padding
+from hf_dist.data.json_cells import JsonColumns
 from hf_dist.errors import DataError
 from hf_dist.tasks.pretrained import (
     align_padding,
@@ -82,6 +83,11 @@ class Task(ABC, Generic[S]):
         self._forward_takes: frozenset[str] | None = None
 
     # ---- Data ----
+
+    @property
+    def json_columns(self) -> JsonColumns:
+        """Columns (lower case) of local files whose cells have no common type and come as JSON text."""
+        return frozenset()
 
     @abstractmethod
     def builtin_splits(self) -> DatasetDict:

@@ -20,13 +20,15 @@ from hf_dist.config import BatchingConfig, DataConfig, ModelConfig, at_least, op
 from hf_dist.data import builtin_model, sources
 from hf_dist.data.builtin_text import docstring_texts
 from hf_dist.data.collate import IGNORED, round_up
+from hf_dist.data.json_cells import JsonColumns
 from hf_dist.data.packed import Pack, PackedCollator, PackedDataset
 from hf_dist.data.packed_probe import packed_collator
-from hf_dist.data.tokenizing import count_true, encode_rows
+from hf_dist.data.tokenizing import count_true, encode_rows, is_in_memory
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.base import Task
-from hf_dist.tasks.causal_encoding import Conversations, PromptAnswers, TextPieces
-from hf_dist.tasks.causal_forms import CausalColumns, Form, find_form, read_form
+from hf_dist.tasks.causal_encoding import PromptAnswers, TextPieces
+from hf_dist.tasks.causal_forms import CausalColumns, Form, find_form, json_columns, read_form
+from hf_dist.tasks.chat_encoding import Conversations
 from hf_dist.tasks.items import TokenItems
 from hf_dist.tasks.language_scores import RowSums, record_of, row_sums, score_sums, unigram_nll
 
@@ -44,6 +46,9 @@ class CausalLMSettings:
     input_column: str | None = option(None, "Column with what follows the prompt, where there is something.")
     completion_column: str | None = option(None, "Column with the answer, or a path into one.")
     messages_column: str | None = option(None, "Column with conversations: lists of role and content.")
+    tools_column: str | None = option(
+        None, "Column with the tools that a conversation may call: a list, or JSON text; default: tools."
+    )
     chat_template: str | None = option(
         None, "File with a Jinja chat template, where the tokenizer has none or a better one is wanted."
     )
@@ -88,21 +93,34 @@ class CausalLM(Task[CausalLMSettings]):
     # ---- Data ----
 
     def load(self, data: DataConfig, model: ModelConfig) -> DatasetDict:
-        """Loads and checks the splits: `text`; `prompt` and `completion`; or `messages`.
+        """Loads and checks the splits: text, prompts with answers, or conversations.
 
         Raises:
             DataError: something is wrong with a file, a column or a row.
         """
-        splits = sources.load_splits(data, self.builtin_splits)
+        splits = sources.load_splits(data, self.builtin_splits, json_columns=self.json_columns)
         self._columns = find_form(splits, self.settings)
         self.form = self._columns.form
         if self.settings.block_size and self.form != "text":
             raise ConfigError("--block_size cuts plain text; for prompts and conversations give --max_length")
+        if self.settings.tools_column and self.form != "chat":
+            raise ConfigError("--tools_column goes with conversations, and the data holds none; drop it")
         self._block = self.settings.block_size or data.max_length
         found = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
+        for split, rows in found.items():
+            if len(rows) == 0:
+                raise DataError(
+                    f"every answer of the {split} data has weight 0, so there is nothing to learn or to "
+                    "score; give some of them weight 1"
+                )
         if "train" in found:
             found = sources.hold_out(found, data)
         return sources.first_rows(found, data)
+
+    @property
+    def json_columns(self) -> JsonColumns:
+        """The columns that hold conversations and tools."""
+        return json_columns(self.settings)
 
     def builtin_splits(self) -> DatasetDict:
         """The documentation of the Python that runs."""
@@ -182,7 +200,7 @@ class CausalLM(Task[CausalLMSettings]):
             were truncated. Rows that the cut leaves without a label are dropped with a word in the log.
 
         Raises:
-            DataError: no row of a split has a label left.
+            DataError: no row of a split has a label left (a chunk of a stream may be without).
         """
         self.pads_with(tokenizer)
         self._tokenizer = tokenizer
@@ -197,7 +215,7 @@ class CausalLM(Task[CausalLMSettings]):
                 truncated[split] = count_true(encoded[split], "truncated")
                 encoded[split] = encoded[split].remove_columns(["truncated"])
                 self._say_dropped(len(rows) - len(encoded[split]), len(rows), split, data)
-            if len(encoded[split]) == 0:
+            if len(encoded[split]) == 0 and not is_in_memory():
                 raise DataError(
                     f"no row of the {split} data has a token to learn within --max_length {self._block}; "
                     "raise it, or give longer texts"

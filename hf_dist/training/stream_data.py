@@ -39,7 +39,7 @@ class _Encode:
 
 def encoded_stream(task: Any, tokenizer: Any, data: DataConfig) -> IterableDataset:
     """The stream of encoded training rows; `task` has loaded and encoded its first rows."""
-    stream, _ = load_stream(data, task.builtin_splits, train_only=True)
+    stream, _ = load_stream(data, task.builtin_splits, train_only=True, json_columns=task.json_columns)
     return stream.map(
         _Encode(task, tokenizer, data, stream.features),
         batched=True,
