@@ -22,6 +22,7 @@ from hf_dist.config import Normalization, OnNaN
 from hf_dist.errors import ConfigError, DataError, EngineError
 from hf_dist.training.batch_log import BatchLog
 from hf_dist.training.counters import TokenCounters
+from hf_dist.training.grad_norm import gradient_norm
 from hf_dist.training.loss import count_or_zero, items_per_row
 from hf_dist.training.planned import require_rows
 from hf_dist.training.resuming import ResumingTrainer
@@ -206,8 +207,22 @@ class ExactTrainer(ResumingTrainer):
         self.stopping.refuse(self.state.global_step)
         super()._save_checkpoint(model, trial)
 
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """Clips by the norm of all gradients, which a CPU would get wrong in a large model."""
+        if not self._adds_on_cpu():
+            return super()._clip_grad_norm(model)
+        norm = gradient_norm(model)
+        nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, norm)
+        return norm
+
+    def _adds_on_cpu(self) -> bool:
+        """Whether torch itself adds up the norm's squares, on a CPU."""
+        return self.args.device.type == "cpu" and not self.is_deepspeed_enabled
+
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The norm of the applied gradient; one that is no number is not applied under `on_nan="skip"`."""
+        if grad_norm is None and self._adds_on_cpu():
+            grad_norm = gradient_norm(model)
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if self.stopping.skips(norm, half=self.args.fp16):
             for parameter in model.parameters():

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+import torch
 from transformers import Trainer, TrainingArguments
 
 from hf_dist.training.recipe import Recipe
@@ -29,6 +30,16 @@ SETTINGS = {
     "eval_strategy": "no",
     "do_train": True,
 }
+
+
+class _RightNorm(Trainer):
+    """The stock Trainer, clipping by the right norm: torch's own is off by 1e-5 in a million weights on a CPU."""
+
+    def _clip_grad_norm(self, model):
+        squares = [parameter.grad.double().square().sum() for parameter in model.parameters()]
+        norm = torch.stack(squares).sum().sqrt()
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, norm)
+        return norm
 
 
 def compare_with_stock(
@@ -64,7 +75,7 @@ def compare_with_stock(
     else:
         rows = again.datasets["train"].select([row for key in keys for row in key["rows"]])
     arguments = again.trainer.args
-    stock = Trainer(
+    stock = _RightNorm(
         model=again.model,
         args=TrainingArguments(
             output_dir=str(folder / "stock"),
