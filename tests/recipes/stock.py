@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
 import torch
+from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_dist.training.recipe import Recipe
@@ -33,7 +33,7 @@ SETTINGS = {
 
 
 class _RightNorm(Trainer):
-    """The stock Trainer, clipping by the right norm: torch's own is off by 1e-5 in a million weights on a CPU."""
+    """The stock Trainer, clipping by the right norm: on a CPU torch is off by 1e-5 in a million weights."""
 
     def _clip_grad_norm(self, model):
         squares = [parameter.grad.double().square().sum() for parameter in model.parameters()]
