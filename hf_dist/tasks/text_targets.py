@@ -154,7 +154,8 @@ class MultiLabel:
         if len(columns.labels) == 1:
             feature = getattr(splits["train"].features[columns.labels[0]], "feature", None)
             own = isinstance(feature, ClassLabel)
-            order = list(feature.names) if own else labels.sorted_names(names["train"].found())
+            seen = labels.sorted_names(names["train"].found())
+            order = list(feature.names) if isinstance(feature, ClassLabel) else seen
         if not order:
             raise DataError(f"column {columns.labels[0]} has no label in any training row")
         classes = all_classes(names, order, known, words=words, keeps_order=own)
