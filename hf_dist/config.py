@@ -20,6 +20,7 @@ Normalization = Literal["step", "mean"]
 OnNaN = Literal["stop", "skip"]
 Peft = Literal["none", "lora", "dora", "rslora"]
 Quantize = Literal["4bit", "8bit"]
+FileFormat = Literal["conll", "csv", "tsv", "json", "jsonl", "txt", "parquet", "arrow"]
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -78,6 +79,11 @@ class DataConfig:
     )
     validation_file: str | None = option(None, "Validation data, of the same kinds.")
     test_file: str | None = option(None, "Data for --do_predict, of the same kinds.")
+    file_format: FileFormat | None = option(
+        None,
+        "What all these files hold, whatever their endings; default: what the ending says, and where that "
+        "says nothing, the contents.",
+    )
     validation_fraction: float = option(
         0.1, "Share of the training rows held out where the data has no validation split."
     )

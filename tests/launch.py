@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,20 @@ def call(main: Callable[[], None], *flags: str) -> int:
         except SystemExit as stop:
             return int(stop.code or 0)
     return 0
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What hf_dist logs within it, in this process, whatever run has set the logger up before."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("hf_dist")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
 
 
 def only_error(stderr: str) -> str:

@@ -7,6 +7,7 @@ those guess ("NA" is a null, "2020-01-01" is a date) and do not say in which lin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from datasets import Dataset
 from datasets.arrow_writer import ArrowWriter
 
+from hf_dist.config import FileFormat
 from hf_dist.data.arrow_files import (
     arrow_batches,
     arrow_schema,
@@ -27,12 +29,13 @@ from hf_dist.data.conll import conll_rows
 from hf_dist.data.delimited import csv_rows, tsv_rows
 from hf_dist.data.json_cells import JsonColumns, table_with_json_text, with_json_text
 from hf_dist.data.json_files import json_lines, json_rows
+from hf_dist.data.sniffing import sniff
 from hf_dist.data.tables import table_of
-from hf_dist.data.text_files import ARCHIVES, Row, suffixes, text_rows
+from hf_dist.data.text_files import ARCHIVES, Row, no_rows, suffixes, text_rows
 from hf_dist.errors import DataError
 
 # Part of the cache's key: raise it when the same file would be read differently.
-_READER = 2
+_READER = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +62,37 @@ class ColumnFormat:
     batches: Callable[[Path], Iterator[pa.RecordBatch]]
 
 
-_CONLL = TextFormat(rows=conll_rows)
-FORMATS: dict[str, TextFormat | ColumnFormat] = {
-    ".csv": TextFormat(rows=csv_rows, text_only=True),
-    ".tsv": TextFormat(rows=tsv_rows, text_only=True),
-    ".json": TextFormat(rows=json_rows, sparse=True),
-    ".jsonl": TextFormat(rows=json_lines, sparse=True),
-    ".txt": TextFormat(rows=text_rows, text_only=True),
-    ".conll": _CONLL,
-    ".bio": _CONLL,
-    ".iob": _CONLL,
-    ".iob2": _CONLL,
-    ".parquet": ColumnFormat(schema=parquet_schema, table=parquet_table, batches=parquet_batches),
-    ".arrow": ColumnFormat(schema=arrow_schema, table=arrow_table, batches=arrow_batches),
+FORMATS: dict[FileFormat, TextFormat | ColumnFormat] = {
+    "conll": TextFormat(rows=conll_rows),
+    "csv": TextFormat(rows=csv_rows, text_only=True),
+    "tsv": TextFormat(rows=tsv_rows, text_only=True),
+    "json": TextFormat(rows=json_rows, sparse=True),
+    "jsonl": TextFormat(rows=json_lines, sparse=True),
+    "txt": TextFormat(rows=text_rows, text_only=True),
+    "parquet": ColumnFormat(schema=parquet_schema, table=parquet_table, batches=parquet_batches),
+    "arrow": ColumnFormat(schema=arrow_schema, table=arrow_table, batches=arrow_batches),
+}
+ENDINGS: dict[str, FileFormat] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".txt": "txt",
+    ".conll": "conll",
+    ".bio": "conll",
+    ".iob": "conll",
+    ".iob2": "conll",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
 }
 
 
-def load_file(name: str | Path, json_columns: JsonColumns = frozenset()) -> Dataset:
+def load_file(
+    name: str | Path,
+    file_format: FileFormat | None = None,
+    *,
+    json_columns: JsonColumns = frozenset(),
+) -> Dataset:
     """Reads a file of one of `FORMATS` into a memory-mapped data set.
 
     The cells of CSV and TSV are text, whatever they look like, and an empty one is null. JSON is one object
@@ -84,15 +101,17 @@ def load_file(name: str | Path, json_columns: JsonColumns = frozenset()) -> Data
 
     Args:
         name: the file.
+        file_format: what it holds; None as `format_of` finds it.
         json_columns: columns whose cells are kept as JSON text (see `json_cells`).
 
     Raises:
-        DataError: no such file, nothing in it, another ending, or contents that are not what the ending
-            says; with the line, row or byte of the fault.
+        DataError: as `format_of`, nothing in it, or contents that are not of the format; with the line, row
+            or byte of the fault.
     """
     path = Path(name).expanduser().absolute()
-    form = format_of(path)
-    try:
+    file_format = format_of(path, file_format)
+    form = FORMATS[file_format]
+    with _permission(path):
         stat = path.stat()
         open(path, "rb").close()
 
@@ -109,56 +128,61 @@ def load_file(name: str | Path, json_columns: JsonColumns = frozenset()) -> Data
                 writer.write_table(table)
                 writer.finalize()
 
-        key = key_of(_READER, str(path), stat.st_size, stat.st_mtime_ns, sorted(json_columns))
+        facts = (file_format, str(path), stat.st_size, stat.st_mtime_ns, sorted(json_columns))
+        key = key_of(_READER, *facts)
         return Dataset.from_file(str(build_once(cache_dir() / "files" / key, build) / "data.arrow"))
-    except PermissionError as error:
-        raise DataError(f"{path} can't be read ({error.strerror}); change its permissions") from error
 
 
-def format_of(path: Path) -> TextFormat | ColumnFormat:
-    """The format that a file's name says.
+def format_of(path: Path, file_format: FileFormat | None = None) -> FileFormat:
+    """The format that the user says, or else the file's name, or else its contents.
 
     Raises:
-        DataError: it is no file, it is empty, or its ending is none that is read.
+        DataError: it is no file, it is empty, it is of columns and packed, or neither name nor contents say
+            what it is.
     """
     if not path.exists():
         raise DataError(f"there is no file {path}; check the path (relative ones start at {Path.cwd()})")
     if not path.is_file():
         raise DataError(f"{path} is not a file; name one of {', '.join(FORMATS)}")
-    ending, archive = suffixes(path)
-    form = FORMATS.get(ending)
-    if form is None or (archive and isinstance(form, ColumnFormat)):
-        if form is not None:
-            raise DataError(f"{path}: {ending} files are packed inside; unpack it and drop {archive}")
-        raise DataError(
-            f"{path} ends in {ending + archive or 'no suffix'}; expected one of {', '.join(FORMATS)}, the "
-            f"text formats also with {' or '.join(ARCHIVES)}"
-        )
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty; expected a file with rows")
-    return form
-
-
-def is_readable(path: Path) -> bool:
-    """Whether a file's ending is one that is read."""
     ending, archive = suffixes(path)
-    form = FORMATS.get(ending)
-    return form is not None and not (archive and isinstance(form, ColumnFormat))
+    with _permission(path):
+        found = file_format or ENDINGS.get(ending) or sniff(path)
+    if found is None:
+        raise DataError(
+            f"{path}: neither its ending ({ending + archive or 'none'}) nor its contents say what it holds "
+            f"(plain text is never guessed); say it with --file_format {'|'.join(FORMATS)}, or end its name "
+            f"in one of {', '.join(ENDINGS)}, for text formats also with {' or '.join(ARCHIVES)}"
+        )
+    if archive and isinstance(FORMATS[found], ColumnFormat):
+        raise DataError(f"{path}: {found} files are packed inside; unpack it and drop {archive}")
+    return found
 
 
-def read_rows(path: Path, json_columns: JsonColumns = frozenset()) -> Iterator[Row]:
+def has_known_ending(path: Path) -> bool:
+    """Whether a file's ending says a format that can be read (columns are not, in an archive)."""
+    ending, archive = suffixes(path)
+    form = ENDINGS.get(ending)
+    return form is not None and not (archive and isinstance(FORMATS[form], ColumnFormat))
+
+
+def read_rows(
+    path: Path, file_format: FileFormat, *, json_columns: JsonColumns = frozenset()
+) -> Iterator[Row]:
     """The rows of a file, one after another, with nothing kept of those before.
 
     Args:
         path: the file.
+        file_format: what it holds.
         json_columns: columns whose cells are given as JSON text.
 
     Raises:
         DataError: as `load_file`, when the row of the fault is reached.
     """
-    form = format_of(path)
+    form = FORMATS[file_format]
     count = 0
-    try:
+    with _permission(path):
         if isinstance(form, TextFormat):
             for place, row in form.rows(path):
                 count += 1
@@ -169,12 +193,13 @@ def read_rows(path: Path, json_columns: JsonColumns = frozenset()) -> Iterator[R
                 for cells in table.to_pylist():
                     count += 1
                     yield f"row {count}", cells
-    except PermissionError as error:
-        raise DataError(f"{path} can't be read ({error.strerror}); change its permissions") from error
     if count == 0:
         raise no_rows(path)
 
 
-def no_rows(path: Path) -> DataError:
-    """What a file without rows is answered with."""
-    return DataError(f"{path} has no rows; expected at least one (after the header, where it has one)")
+@contextmanager
+def _permission(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise DataError(f"{path} can't be read ({error.strerror}); change its permissions") from error

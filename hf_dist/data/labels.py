@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, Value
 
-from hf_dist.errors import DataError, nearest
+from hf_dist.errors import DataError
 
 _SHOWN = 5
 
@@ -113,42 +113,6 @@ def check_labelled(names: pa.ChunkedArray, *, column: str, split: str) -> None:
         raise DataError(
             f"column {column} of the {split} data has no label in {rows_of(missing)}; fill them in or remove "
             "the rows"
-        )
-
-
-def check_seen(
-    names: pa.ChunkedArray,
-    seen: Sequence[str],
-    *,
-    column: str,
-    split: str,
-    by: str = "the training data",
-    what: str = "labels",
-    row_of: Callable[[int], int] = lambda place: place + 1,
-) -> None:
-    """Refuses labels of a split that are not among those `seen`.
-
-    Args:
-        names: labels by name; nulls don't count.
-        seen: those that are known.
-        column: where they are from, for the message.
-        split: likewise.
-        by: who knows them.
-        what: what they are called.
-        row_of: number of the row, counted from 1, of a place in `names`.
-
-    Raises:
-        DataError: with the first ones and the row of the first.
-    """
-    found = pc.unique(names).drop_null().to_pylist()
-    unseen = sorted(set(found) - set(seen))
-    if unseen:
-        row = row_of(pc.index(names, unseen[0]).as_py())
-        shown = ", ".join(unseen[:_SHOWN]) + (f" and {len(unseen) - _SHOWN} more" if unseen[_SHOWN:] else "")
-        hint = nearest(unseen[0], seen) if len(unseen) == 1 else ""
-        raise DataError(
-            f"column {column} of the {split} data has {what} that {by} never shows: {shown}{hint}, first in "
-            f"row {row}; add training rows of them, or remove these rows"
         )
 
 

@@ -11,60 +11,108 @@ import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from datasets.arrow_writer import ArrowWriter
 
+from hf_dist.config import FileFormat
 from hf_dist.data.cache import build_once, cache_dir, key_of
-from hf_dist.data.files import FORMATS, is_readable, load_file
+from hf_dist.data.files import ENDINGS, format_of, has_known_ending, load_file
 from hf_dist.data.json_cells import JsonColumns
 from hf_dist.data.labels import describe
-from hf_dist.data.split_names import split_of_file
+from hf_dist.data.split_names import split_of_ending, split_of_file
+from hf_dist.data.text_files import suffixes
 from hf_dist.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
-def files_of(name: str) -> list[Path]:
+# Files that stand beside data and are none, by the first part of their name and by their ending.
+_NOTES = frozenset({"readme", "license", "licence", "notice", "copying", "changelog", "citation"})
+_NO_DATA = frozenset(
+    {".md", ".rst", ".html", ".pdf", ".py", ".sh", ".yaml", ".yml", ".toml", ".log", ".lock"}
+)
+
+
+def files_of(name: str, file_format: FileFormat | None = None) -> list[Path]:
     """The files that a flag's value stands for: one file, those of a folder, or those of a pattern.
 
-    Of a folder all files that can be read are taken, sorted by name, without those in folders below it and
-    those whose name starts with a dot or an underscore; others are named in the log.
+    Of a folder those with a known ending are taken, sorted by name; where there is none, or `file_format`
+    says what they are, all of them. Those in folders below it are left out, and also of a pattern those
+    whose name starts with a dot or an underscore and notes such as README; the log names them.
 
     Raises:
         DataError: there is none, or a folder's files belong to several splits.
     """
     path = Path(name).expanduser().absolute()
     if path.is_dir():
-        return _files_in(path)
+        return _files_in(path, file_format)
     if not path.exists() and glob.has_magic(name):
         found = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
         files = [match for match in found if match.is_file()]
         if not files:
             raise DataError(f"no file matches {path}; check the pattern (** stands for folders at any depth)")
-        return files
+        taken = [match for match in files if match.name[0] != "_" and not _is_note(match)] or files
+        _log_others(path, taken, files)
+        return taken
     return [path]
 
 
-def _files_in(folder: Path) -> list[Path]:
+def _files_in(folder: Path, file_format: FileFormat | None) -> list[Path]:
     try:
         inside = sorted(folder.iterdir())
     except PermissionError as error:
         raise DataError(f"{folder} can't be read ({error.strerror}); change its permissions") from error
-    files = [path for path in inside if path.is_file() and path.name[0] not in "._"]
-    shards = [path for path in files if is_readable(path)]
+    files = [path for path in inside if path.is_file() and path.name[0] not in "._" and not _is_note(path)]
+    shards = files
+    if file_format is None:
+        known = [path for path in files if has_known_ending(path)]
+        shards = known or [path for path in files if path.suffix.lower() not in _NO_DATA]
     if not shards:
         found = ", ".join(path.name for path in inside[:5]) or "nothing"
-        raise DataError(f"{folder} holds no file to read (found: {found}); expected {', '.join(FORMATS)}")
-    splits = {split: path.name for path in shards if (split := split_of_file(path.stem))}
+        raise DataError(f"{folder} holds no file to read (found: {found}); expected {', '.join(ENDINGS)}")
+    splits = {split: path.name for path in shards if (split := _split_of(path))}
     if len(splits) > 1:
         raise DataError(
             f"{folder} holds files of several splits ({', '.join(splits.values())}); give them apart, as "
             "--train_file, --validation_file and --test_file, or the folder as --dataset_name"
         )
-    others = [path.name for path in inside if path not in shards]
-    if others:
-        logger.info("%s: %d files are read, and %s left out", folder, len(shards), ", ".join(others[:5]))
+    _log_others(folder, shards, inside)
     return shards
 
 
-def load_files(files: Sequence[Path], json_columns: JsonColumns = frozenset()) -> Dataset:
+def _is_note(path: Path) -> bool:
+    return path.name.lower().partition(".")[0] in _NOTES
+
+
+def _split_of(path: Path) -> str | None:
+    ending, _ = suffixes(path)
+    return split_of_file(path.stem) or (None if ending in ENDINGS else split_of_ending(ending))
+
+
+def _log_others(source: Path, taken: Sequence[Path], there: Sequence[Path]) -> None:
+    others = [path.name for path in there if path not in set(taken)]
+    if others:
+        logger.info("%s: %d files are read, and %s left out", source, len(taken), ", ".join(others[:5]))
+
+
+def formats_of(files: Sequence[Path], file_format: FileFormat | None = None) -> list[FileFormat]:
+    """The format of each file; the log says in one line what was told by contents.
+
+    Raises:
+        DataError: as `format_of`.
+    """
+    forms = [format_of(path, file_format) for path in files]
+    told = [] if file_format else [at for at, path in enumerate(files) if not has_known_ending(path)]
+    if told:
+        first, more = files[told[0]], f" and {len(told) - 1} more files" if told[1:] else ""
+        kinds = ", ".join(sorted({forms[at] for at in told}))
+        logger.info("%s%s: read as %s, by the contents (--file_format overrules that)", first, more, kinds)
+    return forms
+
+
+def load_files(
+    files: Sequence[Path],
+    file_format: FileFormat | None = None,
+    *,
+    json_columns: JsonColumns = frozenset(),
+) -> Dataset:
     """Reads files one after the other into one data set.
 
     Whole numbers become fractions where other files have those, and a column without values takes its type
@@ -72,12 +120,16 @@ def load_files(files: Sequence[Path], json_columns: JsonColumns = frozenset()) -
 
     Args:
         files: one or more.
+        file_format: what they hold; None as `format_of` finds it.
         json_columns: columns whose cells are kept as JSON text.
 
     Raises:
         DataError: as `load_file`; or a file has other columns than the first, or a column of another type.
     """
-    shards = [load_file(path, json_columns) for path in files]
+    forms = formats_of(files, file_format)
+    shards = [
+        load_file(path, form, json_columns=json_columns) for path, form in zip(files, forms, strict=True)
+    ]
     first = shards[0]
     if len(shards) == 1:
         return first

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 
 from hf_dist.config import DataConfig
 from hf_dist.data.hub import load_hub
@@ -48,7 +48,7 @@ def load_splits(
         splits = load_saved(named_folder(data), data) if is_saved(data.dataset_name) else load_hub(data)
     for split, name in files.items():
         if not is_saved(name):
-            splits[split] = load_files(files_of(name), json_columns)
+            splits[split] = load_local(name, data, json_columns)
         elif split == "train":
             splits.update(load_saved(name, data))
         else:
@@ -57,6 +57,11 @@ def load_splits(
         if len(rows) == 0:
             raise DataError(f"the {split} split of {data.dataset_name or files.get(split)} has no rows")
     return splits
+
+
+def load_local(name: str, data: DataConfig, json_columns: JsonColumns = frozenset()) -> Dataset:
+    """The rows of a flag's files: one, a folder of them, or a pattern."""
+    return load_files(files_of(name, data.file_format), data.file_format, json_columns=json_columns)
 
 
 def is_builtin(data: DataConfig) -> bool:
@@ -68,7 +73,8 @@ def files_by_split(data: DataConfig) -> dict[str, str]:
     """The flags for files that are given, by split, `train` first.
 
     Raises:
-        DataError: a split of a data set is named, and nothing that has splits.
+        DataError: a split of a data set is named, and nothing that has splits; or the format of files, and
+            there is none.
     """
     named = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
     files = {split: name for split, name in named.items() if name is not None}
@@ -79,6 +85,11 @@ def files_by_split(data: DataConfig) -> dict[str, str]:
                 f"--{split}_split {wanted} names a split, and no data set with splits is given: name one "
                 "with --dataset_name, or drop it"
             )
+    if data.file_format is not None and all(map(is_saved, files.values())):
+        raise DataError(
+            f"--file_format {data.file_format} says what local files hold, and none is given: name one with "
+            "--train_file, or drop it"
+        )
     return files
 
 

@@ -21,6 +21,8 @@ _NAMES = {
     "test": ("test", "testing", "test_matched"),
 }
 
+_ENDINGS = {**_NAMES, "validation": (*_NAMES["validation"], "testa"), "test": (*_NAMES["test"], "testb")}
+
 
 def named_splits(loaded: Mapping[str, T], source: str, data: DataConfig) -> dict[str, T]:
     """Those of the loaded splits that are `train`, `validation` or `test`.
@@ -58,3 +60,9 @@ def split_of_file(stem: str) -> str | None:
     """The split that a file's name starts with: `train` for `train-00000-of-00002`, None for `part-3`."""
     word = re.split(r"[-_.]", stem.lower(), maxsplit=1)[0]
     return next((split for split, names in _NAMES.items() if word in names), None)
+
+
+def split_of_ending(ending: str) -> str | None:
+    """The split that a file's ending names: `test` for `.testb`, as CoNLL-2003 calls its files."""
+    word = ending.lower().removeprefix(".")
+    return next((split for split, names in _ENDINGS.items() if word in names), None)

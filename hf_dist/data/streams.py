@@ -6,7 +6,7 @@ Evaluation needs the same rows each time and their number, so the other splits a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, DatasetInfo, Features, IterableDataset
 from datasets.table import InMemoryTable
 
-from hf_dist.config import DataConfig
+from hf_dist.config import DataConfig, FileFormat
 from hf_dist.data.cells import FixedKinds
-from hf_dist.data.files import TextFormat, format_of, read_rows
+from hf_dist.data.files import FORMATS, TextFormat, read_rows
 from hf_dist.data.hub import stream_faults, stream_hub
 from hf_dist.data.json_cells import JsonColumns, schema_with_json_text
 from hf_dist.data.saved import is_saved, load_saved, load_saved_split
-from hf_dist.data.shards import check_columns, files_of, load_files
-from hf_dist.data.sources import files_by_split, named_folder
+from hf_dist.data.shards import check_columns, files_of, formats_of
+from hf_dist.data.sources import files_by_split, load_local, named_folder
 from hf_dist.data.tables import few_rows
 from hf_dist.errors import DataError
 
@@ -80,7 +80,8 @@ def load_stream(
         elif "train" in files and is_saved(files["train"]):
             splits = load_saved(files["train"], data)
         elif "train" in files:
-            train = stream_files(files_of(files["train"]), limit, json_columns)
+            paths = files_of(files["train"], data.file_format)
+            train = stream_files(paths, limit, data.file_format, json_columns=json_columns)
         others = DatasetDict({split: rows for split, rows in splits.items() if split != "train"})
         if "train" in splits:
             rows = splits["train"]
@@ -98,7 +99,7 @@ def _other_splits(
         if split != "train":
             saved = is_saved(name)
             others[split] = (
-                load_saved_split(name, split, data) if saved else load_files(files_of(name), json_columns)
+                load_saved_split(name, split, data) if saved else load_local(name, data, json_columns)
             )
     for split, rows in others.items():
         if len(rows) == 0:
@@ -107,7 +108,11 @@ def _other_splits(
 
 
 def stream_files(
-    files: Sequence[Path], limit: int | None, json_columns: JsonColumns = frozenset()
+    files: Sequence[Path],
+    limit: int | None,
+    file_format: FileFormat | None = None,
+    *,
+    json_columns: JsonColumns = frozenset(),
 ) -> IterableDataset:
     """A stream of the rows of files, one file after the other.
 
@@ -115,23 +120,25 @@ def stream_files(
         files: each a shard.
         limit: most rows, over all files; the files are then one shard, so that it means the same rows on
             any number of ranks.
+        file_format: what they hold; None as `format_of` finds it.
         json_columns: columns whose cells are given as JSON text.
 
     Raises:
         DataError: the first rows of the first file can't be read, or another file is none of a known format;
             while it is read: as `load_file`, or a file or a row does not fit the first rows.
     """
-    forms = [format_of(path) for path in files]
-    first, form = files[0], forms[0]
+    formats = dict(zip(files, formats_of(files, file_format), strict=True))
+    first = files[0]
+    form = FORMATS[formats[first]]
     if isinstance(form, TextFormat):
-        head = itertools.islice(read_rows(first, json_columns), _SHOWN_ROWS)
+        head = itertools.islice(read_rows(first, formats[first], json_columns=json_columns), _SHOWN_ROWS)
         schema = few_rows(first, head, text_only=form.text_only, json_columns=json_columns).schema
     else:
         schema = schema_with_json_text(form.schema(first), json_columns)
     features = Features.from_arrow_schema(schema)
     # A list is what datasets takes for shards; a tuple is one value.
     shards: Any = list(files) if limit is None else tuple(files)
-    rows = _FileRows(first=first, features=features, limit=limit, json_columns=json_columns)
+    rows = _FileRows(first=first, formats=formats, features=features, limit=limit, json_columns=json_columns)
     return IterableDataset.from_generator(rows, features=features, gen_kwargs={"files": shards})
 
 
@@ -140,6 +147,7 @@ class _FileRows:
     """The generator of a stream; an object, so that it can be pickled."""
 
     first: Path
+    formats: Mapping[Path, FileFormat]
     features: Features
     limit: int | None
     json_columns: JsonColumns
@@ -149,10 +157,11 @@ class _FileRows:
         return itertools.islice(rows, self.limit)
 
     def _of(self, path: Path) -> Iterator[dict[str, Any]]:
-        form = format_of(path)
+        form = FORMATS[self.formats[path]]
         columns = list(self.features)
         kinds = FixedKinds(self.features.arrow_schema, f"the first {_SHOWN_ROWS:,} rows of {self.first.name}")
-        for number, (place, row) in enumerate(read_rows(path, self.json_columns)):
+        rows = read_rows(path, self.formats[path], json_columns=self.json_columns)
+        for number, (place, row) in enumerate(rows):
             # Only rows of JSON may leave cells out: elsewhere the first one shows all columns.
             if number == 0 and not (isinstance(form, TextFormat) and form.sparse):
                 check_columns(path, list(row), self.first, columns)

@@ -1,11 +1,11 @@
-"""Rows of words and tags: where a data set has them, what can be wrong with them, and what the tags mean."""
+"""Rows of words and tags: where a data set has them, and what can be wrong with them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +14,11 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_dist.config import option
 from hf_dist.data import labels, sources
-from hf_dist.errors import ConfigError, DataError
+from hf_dist.data.class_list import SplitLabels
+from hf_dist.errors import DataError
+from hf_dist.tasks.tagging_schemes import WantedScheme
 
 logger = logging.getLogger(__name__)
-
-Scheme: TypeAlias = Literal["plain", "iob1", "iob2", "iobes", "bilou"]
-WantedScheme: TypeAlias = Literal["auto", "plain", "iob1", "iob2", "iobes", "bilou"]
-_PREFIXES: dict[Scheme, str] = {"iob1": "IB", "iob2": "BI", "iobes": "BIES", "bilou": "BILU"}
 
 TOKEN_COLUMNS = ("tokens", "words", "token", "sentence", "text")
 TAG_COLUMNS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "label", "chunk_tags")
@@ -37,7 +35,7 @@ class TokenClassificationSettings:
         None, "Column with the list of tags, one a word; default: found by the usual names."
     )
     tag_scheme: WantedScheme = option(
-        "auto", "How tags make entities, or plain: each tag by itself; auto: as the tags look."
+        "auto", "How tags make entities, or plain: each tag by itself; auto: as the training data shows."
     )
     entity_mode: Literal["default", "strict"] = option(
         "default", "Count entities as conlleval does, or only those that are well formed in the scheme."
@@ -93,6 +91,12 @@ class TaggedRows:
     def row_of(self, word: int) -> int:
         """Number of the row, counted from 1, that the word is in."""
         return int(np.searchsorted(self.ends, word, side="right"))
+
+    @property
+    def labels(self) -> SplitLabels:
+        """The tags, each in its row."""
+        assert self.tags is not None
+        return SplitLabels(self.tags, self.ends)
 
     def as_dataset(self, classes: Sequence[str]) -> Dataset:
         """The columns `tokens` and, where there are tags, `tags` (their ids)."""
@@ -193,58 +197,10 @@ def _flat(rows: Dataset, column: str, split: str, what: str, *, flag: str) -> tu
     return flat.combine_chunks(), np.concatenate([[0], np.cumsum(lengths)])
 
 
-def class_order(rows: Dataset, column: str, names: pa.ChunkedArray) -> list[str]:
-    """The tags in the order of their ids, as `labels.class_order` gives it for single labels."""
+def class_order(rows: Dataset, column: str, names: pa.ChunkedArray) -> tuple[list[str], bool]:
+    """The tags in the order of `labels.class_order`, and whether that is a ClassLabel's own."""
     inner = rows.features[column].feature
-    values = Dataset(pa.table({column: names.combine_chunks()}))
     if isinstance(inner, ClassLabel):
-        return list(inner.names)
-    return labels.class_order(values, column, names)
-
-
-def check_seen(found: TaggedRows, classes: Sequence[str], *, column: str, split: str, by: str) -> None:
-    """Raises a DataError for the first tags of a split that are not among `classes`."""
-    assert found.tags is not None
-    labels.check_seen(
-        found.tags, classes, column=column, split=split, by=by, what="tags", row_of=found.row_of
-    )
-
-
-def recognise(classes: Sequence[str], wanted: WantedScheme) -> Scheme:
-    """The scheme of the tags: the one that is wanted, or what they look like.
-
-    Entities have tags of a letter, a hyphen and a type (or the letter alone), and O stands outside. E- and S-
-    make it IOBES, L- and U- BILOU; B- and I- are IOB2, and I- without any B- is IOB1. All other sets of tags
-    are plain.
-
-    Raises:
-        ConfigError: the tags don't fit the wanted scheme.
-    """
-    if wanted == "plain":
-        return "plain"
-    letters = {name[:1] for name in classes if name != "O"}
-    entities = bool(letters) and all(
-        name == "O" or (name[:1] in "BIESLU" and (len(name) == 1 or (name[1] == "-" and len(name) > 2)))
-        for name in classes
-    )
-    # One-letter tags alone, such as parts of speech, are no entities without an O.
-    entities = entities and ("O" in classes or all(len(name) > 1 for name in classes))
-    if wanted != "auto":
-        if not entities or not letters <= set(_PREFIXES[wanted]):
-            allowed = ", ".join(f"{letter}-TYPE" for letter in _PREFIXES[wanted])
-            raise ConfigError(
-                f"--tag_scheme {wanted}: the tags are {', '.join(classes[:12])}; expected O, {allowed}"
-            )
-        return wanted
-    if not entities:
-        return "plain"
-    for scheme, prefixes in _PREFIXES.items():
-        if letters <= set("I" if scheme == "iob1" else prefixes):
-            return scheme
-    return "plain"
-
-
-def inside_of(classes: Sequence[str]) -> tuple[int, ...]:
-    """For each tag, the one that the later sub-words of its word get: I- of the same type after B-."""
-    place = {name: at for at, name in enumerate(classes)}
-    return tuple(place.get(f"I{name[1:]}", at) if name[:1] == "B" else at for at, name in enumerate(classes))
+        return list(inner.names), True
+    values = Dataset(pa.table({column: names.combine_chunks()}))
+    return labels.class_order(values, column, names), False

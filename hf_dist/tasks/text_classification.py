@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 
 from hf_dist.config import DataConfig, ModelConfig
 from hf_dist.data import builtin, sources
+from hf_dist.data.class_list import shown_by
 from hf_dist.data.tokenizing import tokenise
 from hf_dist.tasks.base import Task, refuse_empty
 from hf_dist.tasks.items import ExampleItems
@@ -70,7 +71,7 @@ class TextClassification(Task[TextClassificationSettings]):
         splits = sources.load_splits(data, self.builtin_splits)
         self._columns = columns = find_columns(splits, self.settings)
         known = classes_of(load_config(model)) if model.model_name_or_path is not None else ()
-        self.target = find_target(splits, columns, known, self.settings)
+        self.target = find_target(splits, columns, known, self.settings, train=shown_by(data))
         loaded = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})
         if "train" in loaded:
             # One class a row: both splits get the same shares of the classes.

@@ -6,6 +6,7 @@ All of them are built from the raw splits, with the same steps: `of` reads what 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections import Counter
@@ -20,6 +21,7 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from hf_dist.data import labels, sources
+from hf_dist.data.class_list import FIRST_ROWS, SplitLabels, Words, all_classes, check_seen, learned
 from hf_dist.errors import DataError
 from hf_dist.metrics import load_metric
 from hf_dist.tasks.items import ExampleItems
@@ -44,30 +46,34 @@ class SingleLabel:
     best_metric = "accuracy"
 
     @staticmethod
-    def of(splits: DatasetDict, columns: Columns, known: Sequence[str]) -> SingleLabel:
-        """Finds the classes.
+    def of(splits: DatasetDict, columns: Columns, known: Sequence[str], train: str) -> SingleLabel:
+        """Finds the classes; `train` says which rows show them.
 
         Raises:
-            DataError: there are too few, or a split has labels that the training data never shows.
+            DataError: there are too few, or a split has none of those that the training data shows.
         """
         column = columns.labels[0] if columns.labels else ""
+        words = Words(column=column, train=train)
         names = {
-            split: found for split in splits if (found := _names(splits[split], split, column)) is not None
+            split: SplitLabels(found)
+            for split in splits
+            if (found := _names(splits[split], split, column)) is not None
         }
         if "train" not in names:
-            classes = _of_model(known)
+            classes = _of_model(known, names, words)
+            order = list(classes)
         else:
-            order = labels.class_order(splits["train"], column, names["train"])
-            rows = len(names["train"])
+            order = labels.class_order(splits["train"], column, names["train"].names)
+            rows = len(splits["train"])
             if len(order) > max(20, rows // 2):
                 logger.warning(
                     "%d different labels in %d rows: is %s the right column?", len(order), rows, column
                 )
-            classes = tuple(known if set(order) <= set(known) else order)
-        _check_seen(names, classes, column, known)
-        if len(classes) < 2:
+            own = isinstance(splits["train"].features[column], ClassLabel)
+            classes = all_classes(names, order, known, words=words, keeps_order=own)
+        if len(learned(order, known)) < 2:
             raise DataError(
-                f"column {column} has one label in all training rows ({classes[0]}); a classifier needs at "
+                f"column {column} has one label in all training rows ({order[0]}); a classifier needs at "
                 "least two"
             )
         return SingleLabel(classes, column)
@@ -81,6 +87,9 @@ class SingleLabel:
         names = _names(rows, split, self.column)
         if names is None:
             return None
+        # Of a stream, `of` has seen the first rows only.
+        words = Words(column=self.column)
+        check_seen(SplitLabels(names), self.classes, split=split, words=words, by=FIRST_ROWS)
         return labels.label_ids(names, self.classes), ClassLabel(names=list(self.classes))
 
     def tensor(self, values: Sequence[int]) -> torch.Tensor:
@@ -121,36 +130,35 @@ class MultiLabel:
 
     @staticmethod
     def of(
-        splits: DatasetDict, columns: Columns, known: Sequence[str], settings: TextClassificationSettings
+        splits: DatasetDict,
+        columns: Columns,
+        known: Sequence[str],
+        settings: TextClassificationSettings,
+        train: str,
     ) -> MultiLabel:
-        """Finds the classes.
+        """Finds the classes; `train` says which rows show them.
 
         Raises:
-            DataError: there are none, or a split has labels that the training data never shows.
+            DataError: there are none, or a split has none of those that the training data shows.
         """
         found = MultiLabel((), columns.labels, settings.label_separator)
+        words = Words(column=", ".join(columns.labels), train=train)
         names = {
-            split: values for split in splits if (values := found._names(splits[split], split)) is not None
-        }
-        flat = {
-            split: pa.chunked_array([pa.array([name for row in values for name in row], pa.string())])
-            for split, values in names.items()
+            split: _flat(values)
+            for split in splits
+            if (values := found._names(splits[split], split)) is not None
         }
         if "train" not in names:
-            classes = _of_model(known)
-        elif len(columns.labels) > 1:
-            classes = columns.labels
-        else:
+            return dataclasses.replace(found, classes=_of_model(known, names, words))
+        order, own = list(columns.labels), True
+        if len(columns.labels) == 1:
             feature = getattr(splits["train"].features[columns.labels[0]], "feature", None)
-            order = (
-                list(feature.names)
-                if isinstance(feature, ClassLabel)
-                else labels.sorted_names(set(flat["train"].to_pylist()))
-            )
-            classes = tuple(known if set(order) <= set(known) else order)
-        if not classes:
+            own = isinstance(feature, ClassLabel)
+            seen = labels.sorted_names(names["train"].found())
+            order = list(feature.names) if isinstance(feature, ClassLabel) else seen
+        if not order:
             raise DataError(f"column {columns.labels[0]} has no label in any training row")
-        _check_seen(flat, classes, ", ".join(columns.labels), known)
+        classes = all_classes(names, order, known, words=words, keeps_order=own)
         return MultiLabel(classes, columns.labels, settings.label_separator)
 
     def head(self) -> dict[str, Any]:
@@ -162,6 +170,8 @@ class MultiLabel:
         names = self._names(rows, split)
         if names is None:
             return None
+        words = Words(column=", ".join(self.columns))
+        check_seen(_flat(names), self.classes, split=split, words=words, by=FIRST_ROWS)
         place = {name: at for at, name in enumerate(self.classes)}
         return [sorted({place[name] for name in row}) for row in names], List(Value("int64"))
 
@@ -329,9 +339,14 @@ Target: TypeAlias = SingleLabel | MultiLabel | Regression
 
 
 def find_target(
-    splits: DatasetDict, columns: Columns, known: Sequence[str], settings: TextClassificationSettings
+    splits: DatasetDict,
+    columns: Columns,
+    known: Sequence[str],
+    settings: TextClassificationSettings,
+    *,
+    train: str = "the training data",
 ) -> Target:
-    """The kind of label that the flags say, or that the training data's column shows.
+    """The kind of label that the flags say, or that the training data's column shows; `train` names its rows.
 
     Raises:
         DataError: the labels can't be used.
@@ -345,10 +360,10 @@ def find_target(
         elif pa.types.is_floating(kind) and _has_fractions(first, columns.labels[0]):
             problem = "regression"
     if problem == "multi_label":
-        return MultiLabel.of(splits, columns, known, settings)
+        return MultiLabel.of(splits, columns, known, settings, train)
     if problem == "regression":
         return Regression.of(splits, columns)
-    return SingleLabel.of(splits, columns, known)
+    return SingleLabel.of(splits, columns, known, train)
 
 
 def class_ids(rows: Dataset) -> np.ndarray:
@@ -361,12 +376,19 @@ def _has_fractions(rows: Dataset, column: str) -> bool:
     return bool(len(values)) and not pc.all(pc.equal(values, pc.round(values))).as_py()
 
 
-def _of_model(known: Sequence[str]) -> tuple[str, ...]:
+def _of_model(known: Sequence[str], names: Mapping[str, SplitLabels], words: Words) -> tuple[str, ...]:
     if not known:
         raise DataError(
             "there is no training data to take the classes from; give --train_file, or name a trained model"
         )
+    for split, found in names.items():
+        check_seen(found, known, split=split, words=words, by="the model")
     return tuple(known)
+
+
+def _flat(rows: Sequence[Sequence[str]]) -> SplitLabels:
+    flat = pa.array([name for row in rows for name in row], pa.string())
+    return SplitLabels(pa.chunked_array([flat]), np.cumsum([0, *map(len, rows)]))
 
 
 def _names(rows: Dataset, split: str, column: str) -> pa.ChunkedArray | None:
@@ -378,16 +400,3 @@ def _names(rows: Dataset, split: str, column: str) -> pa.ChunkedArray | None:
         return None
     labels.check_labelled(names, column=column, split=split)
     return names
-
-
-def _check_seen(
-    names: Mapping[str, pa.ChunkedArray], classes: Sequence[str], column: str, known: Sequence[str]
-) -> None:
-    """Labels of other splits must be ones that the training rows show (or the model has learned)."""
-    trained = set(pc.unique(names["train"]).to_pylist()) if "train" in names else set()
-    if tuple(known) == tuple(classes) or "train" not in names:
-        trained |= set(classes)
-    by = "the training data" if "train" in names else "the model"
-    for split, found in names.items():
-        if split != "train":
-            labels.check_seen(found, sorted(trained), column=column, split=split, by=by)

@@ -19,18 +19,22 @@ from transformers import AutoModelForTokenClassification, PretrainedConfig, PreT
 
 from hf_dist.config import DataConfig, ModelConfig
 from hf_dist.data import builtin_tagging, labels, sources
+from hf_dist.data.class_list import FIRST_ROWS, Words, all_classes, check_seen, learned, shown_by
 from hf_dist.data.collate import IGNORED
 from hf_dist.data.tokenizing import count_true, encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.metrics import load_metric
-from hf_dist.tasks import tagging_rows
+from hf_dist.tasks import tagging_rows, tagging_schemes
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import TokenItems
 from hf_dist.tasks.pretrained import class_head, classes_of, load_config, load_tokenizer
 from hf_dist.tasks.tagging_encoding import CUT, NOWHERE, TaggedWords
-from hf_dist.tasks.tagging_rows import Scheme, TagColumns, TaggedRows, TokenClassificationSettings
+from hf_dist.tasks.tagging_rows import TagColumns, TaggedRows, TokenClassificationSettings
+from hf_dist.tasks.tagging_schemes import Openings, Scheme
 
 logger = logging.getLogger(__name__)
+
+_SPLITS = ("train", "validation", "test")
 
 
 class TokenClassification(Task[TokenClassificationSettings]):
@@ -39,7 +43,7 @@ class TokenClassification(Task[TokenClassificationSettings]):
     `load` gives every split the columns `tokens` and `tags` (ids; absent where a test split has none). The
     order of the tags is that of classes elsewhere: a ClassLabel keeps its own, others are sorted as numbers
     if all are integers, else by code point; a fine-tuned model keeps its ids where it knows all tags of the
-    training data.
+    training data. Tags that only other splits have are classes too (`data.class_list`).
 
     A word's tag stands at its first sub-word, and is read there. Words that `max_length` cuts off, and the
     rare ones of which the tokenizer leaves nothing, are predicted as O (or as the commonest tag, where there
@@ -84,9 +88,10 @@ class TokenClassification(Task[TokenClassificationSettings]):
         self._columns = columns = tagging_rows.find_columns(splits, self.settings)
         read = {split: tagging_rows.read_rows(rows, columns, split) for split, rows in splits.items()}
         known = classes_of(load_config(model)) if model.model_name_or_path is not None else ()
-        self.classes = _choose_classes(splits, read, columns, known)
-        self.scheme = tagging_rows.recognise(self.classes, self.settings.tag_scheme)
-        logger.info("%d tags, scheme %s", len(self.classes), self.scheme)
+        self.classes = _choose_classes(splits, read, columns, known, train=shown_by(data))
+        opened = _openings(read)
+        self.scheme = tagging_schemes.recognise(self.classes, self.settings.tag_scheme, opened)
+        tagging_schemes.log_scheme(self.classes, self.scheme, opened)
         loaded = DatasetDict({split: rows.as_dataset(self.classes) for split, rows in read.items()})
         if "train" in loaded:
             loaded = sources.hold_out(loaded, data)
@@ -108,8 +113,8 @@ class TokenClassification(Task[TokenClassificationSettings]):
         assert self._columns is not None
         read = tagging_rows.read_rows(rows, self._columns, split)
         if read.tags is not None:
-            by = "the first part of the training data"
-            tagging_rows.check_seen(read, self.classes, column=str(self._columns.tags), split=split, by=by)
+            words = Words(column=str(self._columns.tags), label="tag")
+            check_seen(read.labels, self.classes, split=split, words=words, by=FIRST_ROWS)
         return read.as_dataset(self.classes)
 
     def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -160,7 +165,7 @@ class TokenClassification(Task[TokenClassificationSettings]):
         self.pads_with(tokenizer)
         assert self._padding is not None
         self._padding = dataclasses.replace(self._padding, fill={**self._padding.fill, "labels": IGNORED})
-        inside = tagging_rows.inside_of(self.classes) if self.settings.label_all_tokens else None
+        inside = tagging_schemes.inside_of(self.classes) if self.settings.label_all_tokens else None
         encoded, truncated = DatasetDict(), {}
         for split, rows in raw.items():
             function = TaggedWords(
@@ -250,32 +255,42 @@ class TokenClassification(Task[TokenClassificationSettings]):
 
 
 def _choose_classes(
-    splits: DatasetDict, read: Mapping[str, TaggedRows], columns: TagColumns, known: Sequence[str]
+    splits: DatasetDict,
+    read: Mapping[str, TaggedRows],
+    columns: TagColumns,
+    known: Sequence[str],
+    *,
+    train: str,
 ) -> tuple[str, ...]:
-    tagged = {split: rows for split, rows in read.items() if rows.tags is not None}
-    column = str(columns.tags)
-    by = "the training data"
+    tagged = {split: rows.labels for split, rows in read.items() if rows.tags is not None}
+    words = Words(column=str(columns.tags), train=train, label="tag")
     if "train" in tagged:
-        names = tagged["train"].tags
-        assert names is not None
-        order = tagging_rows.class_order(splits["train"], column, names)
-        keeps = set(order) <= set(known)
-        classes = tuple(known if keeps else order)
-        seen = set(classes) if keeps else set(pc.unique(names).to_pylist())
-    elif known:
-        classes, seen, by = tuple(known), set(known), "the model"
-    else:
+        order, keeps_order = tagging_rows.class_order(splits["train"], words.column, tagged["train"].names)
+        _refuse_one(learned(order, known), words.column)
+        return all_classes(tagged, order, known, words=words, keeps_order=keeps_order)
+    if not known:
         raise DataError(
             "there is no training data to take the tags from; give --train_file, or name a trained model"
         )
-    for split, rows in tagged.items():
-        if split != "train":
-            tagging_rows.check_seen(rows, sorted(seen), column=column, split=split, by=by)
+    for split, found in tagged.items():
+        check_seen(found, known, split=split, words=words, by="the model")
+    _refuse_one(known, words.column)
+    return tuple(known)
+
+
+def _refuse_one(classes: Sequence[str], column: str) -> None:
     if len(classes) < 2:
         raise DataError(
             f"column {column} has one tag in all training rows ({classes[0]}); a tagger needs at least two"
         )
-    return classes
+
+
+def _openings(read: Mapping[str, TaggedRows]) -> Openings:
+    """Of the training rows, or of the first split that has tags."""
+    first = next((read[split] for split in _SPLITS if split in read and read[split].tags is not None), None)
+    if first is None or first.tags is None:
+        return Openings()
+    return tagging_schemes.openings(first.tags, first.ends)
 
 
 def _bare_splitter(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:

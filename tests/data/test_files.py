@@ -128,7 +128,7 @@ def test_faults_in_an_archive(tmp_path, archive, kind):
         message = fault(write(tmp_path / f"{name}.txt{archive}", content))
         assert f"{name}.txt{archive} is not a whole {kind} archive" in message
     assert f"unpack it and drop {archive}" in packed("a.parquet", b"x")
-    assert f"ends in {archive};" in packed("no_format", b"x")
+    assert f"neither its ending ({archive}) nor its contents" in packed("no_format", b"x")
 
 
 def test_csv_cells_are_text_and_never_guessed(tmp_path):

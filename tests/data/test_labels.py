@@ -68,13 +68,6 @@ def test_missing_labels_give_their_rows():
         labels.check_labelled(names, column="label", split="train")
 
 
-def test_unseen_labels_give_the_first_row_and_the_nearest_name():
-    names = labels.label_names(Dataset.from_dict({"label": ["pos", "neg", "possitive"]}), "label")
-    with pytest.raises(DataError, match=r"possitive \(did you mean positive\?\), first in row 3"):
-        labels.check_seen(names, ["pos", "neg", "positive"], column="label", split="validation")
-    labels.check_seen(names, ["pos", "neg", "possitive"], column="label", split="validation")
-
-
 def test_texts():
     rows = Dataset.from_dict({"text": ["a", "", " \n", "b"], "number": [1, 2, 3, 4]})
     assert labels.check_text(rows, "text", split="train") == 2

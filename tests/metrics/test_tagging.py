@@ -117,3 +117,14 @@ def test_plain_tags_as_scikit_learn_reports(metric, seed):
 def test_rows_without_any_entity_score_nothing(metric, mode):
     scores = metric.compute(predictions=[["O", "O"]], references=[["O", "O"]], scheme="iob2", mode=mode)
     assert scores == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "accuracy": 1.0}
+
+
+@pytest.mark.parametrize("mode", ["default", "strict"])
+def test_iob1_entities_by_hand(metric, mode):
+    """Three entities, two of one type side by side; predictions that merge these find only the third."""
+    references = [["I-PER", "B-PER", "O", "I-LOC", "I-LOC"]]
+    scores = metric.compute(predictions=references, references=references, scheme="iob1", mode=mode)
+    assert (scores["f1"], scores["f1_PER"], scores["f1_LOC"]) == (1, 1, 1)
+    merged = [["I-PER", "I-PER", "O", "I-LOC", "I-LOC"]]
+    scores = metric.compute(predictions=merged, references=references, scheme="iob1", mode=mode)
+    assert (scores["recall"], scores["precision"]) == (pytest.approx(1 / 3), 1 / 2)

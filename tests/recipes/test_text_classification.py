@@ -6,8 +6,9 @@ import subprocess
 import pytest
 import yaml
 
+from hf_dist.training.run_facts import run_facts
 from recipes.text_classification import build, main
-from tests.launch import BIN, ROOT, SMALL, call, only_error, run, start
+from tests.launch import BIN, ROOT, SMALL, call, logged, only_error, run, start
 
 RECIPE = "text_classification"
 ROWS = [("good " * 3, "pos"), ("bad " * 4, "neg"), ("fine day", "pos"), ("poor thing", "neg")] * 8
@@ -89,6 +90,86 @@ def test_eval_and_predict_alone_on_a_saved_model(trained, files, tmp_path):
     assert again["eval_accuracy"] == results["eval_accuracy"]
     predictions = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").open()]
     assert [entry["prediction"] for entry in predictions] == [label for _, label in ROWS[:5]]
+
+
+def test_labels_of_the_evaluation_data_alone_are_classes_that_count(files, tmp_path):
+    """In files whose ending says nothing; a model's own list of classes then stays for a part of them."""
+    dev = [("good", "pos"), ("a zebra", "zebra"), ("bad", "neg"), ("apes", "ape"), ("zoo", "zebra")]
+    for name, rows in (("train", ROWS), ("dev", dev)):
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+        (tmp_path / f"rows.{name}").write_text("\n".join(lines))
+    flags = [*SMALL, "--eval_strategy=no", f"--validation_file={tmp_path}/rows.dev"]
+    flags += [f"--test_file={tmp_path}/rows.dev"]
+    first = [*flags, f"--train_file={tmp_path}/rows.train", "--do_train", "--do_eval", "--do_predict"]
+    with logged() as lines:
+        assert call(main, *first, "--max_steps=20", f"--output_dir={tmp_path / 'first'}") == 0
+    said = "\n".join(lines)
+    assert (
+        "2 labels occur only in the validation data (3 rows) and never in the training data: ape, zebra"
+        in said
+    )
+    assert said.count("rows.train: read as jsonl, by the contents") == 1
+    found = json.loads((tmp_path / "first" / "all_results.json").read_text())
+    answers = [json.loads(line)["prediction"] for line in (tmp_path / "first" / "predictions.jsonl").open()]
+    right = sum(answer == label for answer, (_, label) in zip(answers, dev, strict=True))
+    assert 0 < right < len(dev)
+    assert found["eval_accuracy"] == found["test_accuracy"] == pytest.approx(right / len(dev))
+    assert found["eval_loss"] > 1  # of three rows it has never seen the class
+
+    # Other rows of two of the four classes: the list stays, and nothing is new any more.
+    more = [f"--train_file={files}/train.jsonl", f"--model_name_or_path={tmp_path / 'first'}"]
+    with logged() as lines:
+        assert call(main, *flags, *more, f"--output_dir={tmp_path / 'second'}") == 0
+    assert lines and "occur only" not in "\n".join(lines)
+    for run_ in ("first", "second"):
+        config = json.loads((tmp_path / run_ / "config.json").read_text())
+        assert config["id2label"] == {"0": "ape", "1": "neg", "2": "pos", "3": "zebra"}
+
+
+def test_what_a_resumed_run_must_agree_on_stays_the_same(files, tmp_path):
+    """The order of the rows that bring new labels does not matter, and the labels do."""
+    facts = []
+    for number, labels in enumerate((["ape", "zebra"], ["zebra", "ape"], ["ape"])):
+        rows = [{"text": "x", "label": label} for label in [*labels, "pos"]]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        recipe = build(
+            train_file=f"{files}/train.jsonl",
+            validation_file=f"{tmp_path}/{number}.jsonl",
+            max_steps=2,
+            output_dir=str(tmp_path / str(number)),
+        )
+        model, tokenizer = recipe.model, recipe.tokenizer
+        facts.append(run_facts(model.config, tokenizer, recipe.datasets["train"], recipe.plan))
+    assert facts[0] == facts[1]
+    assert facts[0]["model"] != facts[2]["model"] and facts[0]["plan"] == facts[2]["plan"]
+
+
+def test_several_labels_of_the_evaluation_data_alone(tmp_path):
+    rows = [{"text": "good", "labels": ["x", "y"]}, {"text": "bad", "labels": []}] * 8
+    dev = [{"text": "good", "labels": ["y", "new"]}, {"text": "bad", "labels": []}]
+    for name, lines in (("train", rows), ("dev", dev)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    flags = [f"--train_file={tmp_path}/train.jsonl", f"--validation_file={tmp_path}/dev.jsonl"]
+    with logged() as lines:
+        assert call(main, *SMALL, *flags, f"--output_dir={tmp_path / 'out'}") == 0
+    assert "1 label occurs only in the validation data (1 row)" in "\n".join(lines)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["id2label"] == {"0": "new", "1": "x", "2": "y"}
+
+
+@pytest.mark.parametrize("labels", ["pos", ["pos"]])
+def test_a_stream_that_shows_a_new_label_late_ends_with_one_line(labels, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("hf_dist.data.streams._SHOWN_ROWS", 20)
+    named = (lambda name: [name]) if isinstance(labels, list) else str
+    rows = [{"text": "x", "label": named(name)} for name in [*["pos", "neg"] * 10, "zebra", "pos"]]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows[:4])))
+    flags = [f"--train_file={tmp_path}/train.jsonl", f"--validation_file={tmp_path}/dev.jsonl", "--streaming"]
+    small = [flag for flag in SMALL if "max_train_samples" not in flag]
+    assert call(main, *small, *flags, f"--output_dir={tmp_path / 'out'}") != 0
+    assert "that the first part of the training data never shows: zebra" in only_error(
+        capsys.readouterr().err
+    )
 
 
 def test_two_processes_run_ddp(tmp_path):

@@ -123,6 +123,69 @@ def test_training_rows_can_be_streamed(files, tmp_path):
     assert found["eval_f1"] >= 0
 
 
+IOB1 = {"B-PER": "I-PER", "B-LOC": "I-LOC"}
+"""No two entities of the rows stand side by side."""
+
+
+@pytest.fixture(scope="module")
+def conll_2003(tmp_path_factory):
+    """The rows as CoNLL-2003 was published: IOB1 in four columns of blanks; one tag in testa only."""
+    folder = tmp_path_factory.mktemp("conll")
+
+    def sentence(words, tags) -> str:
+        return "".join(
+            f"{word} NN I-NP {IOB1.get(tag, tag)}\r\n" for word, tag in zip(words, tags, strict=True)
+        )
+
+    start = "-DOCSTART- -X- -X- O\r\n\r\n"
+    more = [(["go", "Python"], ["O", "I-MISC"])] * 2
+    for name, rows in (("eng.train", ROWS), ("eng.testa", [*ROWS[:18], *more])):
+        content = "\ufeff" + start + "\r\n".join(sentence(*row) for row in rows)
+        (folder / name).write_bytes(content.encode())
+    return folder
+
+
+def test_conll_2003_files_run_as_they_were_published(conll_2003, tmp_path, capsys):
+    flags = [f"--train_file={conll_2003}/eng.train", f"--validation_file={conll_2003}/eng.testa"]
+    # Predictions are those of the same sentences without tags, in a file that could be anything.
+    words = [words for words, _ in ROWS[:18]]
+    (tmp_path / "test").write_text("\n\n".join("\n".join(row) for row in words))
+    with launch.logged() as lines:
+        steps = ("--max_steps=60", "--learning_rate=3e-3")
+        found = results(main, *SHORT, *flags, *steps, output_dir=tmp_path / "out")
+    said = "\n".join(lines)
+    for line in (
+        "eng.train: read as conll, by the contents",
+        "eng.testa: read as conll, by the contents",
+        "4 tags, scheme IOB1: an I- opens an entity",
+        "1 tag occurs only in the validation data (2 rows) and never in the training data: I-MISC",
+    ):
+        assert said.count(line) == 1, said
+    assert "not well formed" not in said
+    classes = json.loads((tmp_path / "out" / "config.json").read_text())["id2label"]
+    assert classes == {"0": "I-LOC", "1": "I-MISC", "2": "I-PER", "3": "O"}
+    # 18 sentences with an entity each, which the model learns, and two with one it has never seen.
+    assert found["eval_recall"] == pytest.approx(18 / 20) and found["eval_f1_MISC"] == 0
+    again = ["--do_predict", f"--test_file={tmp_path}/test", f"--model_name_or_path={tmp_path}/out", *SHORT]
+    assert launch.call(main, *again) != 0
+    assert "test: neither its ending (none) nor its contents" in launch.only_error(capsys.readouterr().err)
+    results(main, *again, "--file_format=conll", output_dir=tmp_path / "again")
+    tags = [[IOB1.get(tag, tag) for tag in row] for _, row in ROWS[:18]]
+    assert [line["tags"] for line in predictions(tmp_path / "again")] == tags
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_same_classes_as_one(conll_2003, tmp_path):
+    flags = [f"--train_file={conll_2003}/eng.train", f"--validation_file={conll_2003}/eng.testa"]
+    flags += [*SHORT, "--max_steps=3", "--dropout=0"]
+    one = results(main, *flags, output_dir=tmp_path / "one")
+    two = launch.run(RECIPE, *flags, output_dir=tmp_path / "two", nproc=2)
+    assert two["world_size"] == 2
+    assert two["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-4)
+    classes = [json.loads((tmp_path / run / "config.json").read_text())["id2label"] for run in ("one", "two")]
+    assert classes[0] == classes[1] and len(classes[0]) == 4
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

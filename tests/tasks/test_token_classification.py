@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import seqeval.metrics
 import torch
@@ -22,7 +23,7 @@ from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks import pretrained
 from hf_dist.tasks.items import TokenItems
 from hf_dist.tasks.tagging_rows import TokenClassificationSettings as Settings
-from hf_dist.tasks.tagging_rows import inside_of, recognise
+from hf_dist.tasks.tagging_schemes import Openings, inside_of, openings, recognise
 from hf_dist.tasks.token_classification import TokenClassification
 
 NO_MODEL = ModelConfig()
@@ -86,6 +87,38 @@ def perfect(task, rows) -> list[np.ndarray]:
 )
 def test_schemes_are_recognised_by_their_tags(tags, wanted, scheme):
     assert recognise(tags, wanted) == scheme
+
+
+@pytest.mark.parametrize(
+    "rows, expected, scheme",
+    [
+        # CoNLL-2003 as it was published: B- only where an entity follows one of its type.
+        (["O I-a I-a O", "I-a B-a I-b"], Openings(inside=3, begin=0), "iob1"),
+        (["B-a I-a O B-b", "B-a B-a"], Openings(inside=0, begin=4 - 1), "iob2"),
+        # A slip in either.
+        (["B-a I-a", "B-b", "O I-a"], Openings(inside=1, begin=2), "iob2"),
+        (["I-a I-a", "I-b O I-b", "B-a"], Openings(inside=3, begin=1), "iob1"),
+        (["B I", "I O B B"], Openings(inside=1, begin=2), "iob2"),
+        (["S-a O", "B-a E-a"], Openings(inside=0, begin=1), "iobes"),
+    ],
+)
+def test_iob1_is_told_by_how_entities_open(rows, expected, scheme):
+    tags = [tag for row in rows for tag in row.split()]
+    ends = np.cumsum([0, *(len(row.split()) for row in rows)])
+    found = openings(pa.chunked_array([pa.array(tags)]), ends)
+    assert found == expected
+    assert recognise(sorted({*tags, "O"}), "auto", found) == scheme
+
+
+def test_tags_outside_of_their_scheme_are_named(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="hf_dist"):
+        logging.getLogger("hf_dist").propagate = True
+        loaded(tmp_path, train=[*BIO, (["a"], ["I-PER"])])
+        assert "scheme IOB2: a B- opens each entity" in caplog.text
+        assert "1 entities open with an I-, which is not well formed in IOB2" in caplog.text
+        caplog.clear()
+        loaded(tmp_path, train=[*BIO, (["a"], ["_"])])
+        assert "scheme plain" in caplog.text and "as most others are: _;" in caplog.text
 
 
 def test_a_scheme_that_the_tags_are_not_in():
@@ -351,8 +384,10 @@ def test_faults_in_rows(tmp_path, rows, says):
 
 
 def test_faults_between_splits(tmp_path):
-    with pytest.raises(DataError, match=r"never shows: B-ORG .*, first in row 2"):
-        loaded(tmp_path, validation=[(["a", "b"], ["O", "O"]), (["c"], ["B-ORG"])])
+    with pytest.raises(
+        DataError, match=r"only tags that the training data never shows: B-ORG .*, first in row 1"
+    ):
+        loaded(tmp_path, validation=[(["c"], ["B-ORG"])])
     other = json_lines(tmp_path / "other.jsonl", BIO, names=("words", "tags"))
     data = DataConfig(train_file=str(tmp_path / "train.jsonl"), validation_file=other)
     with pytest.raises(DataError, match="validation data has no column tokens.*it has words, tags"):
