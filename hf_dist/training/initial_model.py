@@ -115,6 +115,7 @@ def load_model(
             model.model_name_or_path,
             config=config,
             revision=model.model_revision,
+            cache_dir=model.model_cache_dir,
             trust_remote_code=model.trust_remote_code,
             # A pickle runs any code it holds; safetensors are only numbers.
             use_safetensors=None if model.allow_pickle else True,

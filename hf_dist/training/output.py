@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,13 @@ def claim_next_run(recipe: str, runs: Path = RUNS_FOLDER) -> Path:
         raise CheckpointError(
             f"can't create a folder in {runs.absolute()}: {error.strerror}; name one with --output_dir"
         ) from None
+
+
+def clear(output_dir: Path) -> None:
+    """Removes the mark of a finished run and all checkpoints, so that no later run goes on from those."""
+    (output_dir / FINISHED_FILE).unlink(missing_ok=True)
+    for checkpoint in checkpoints(output_dir):
+        shutil.rmtree(checkpoint.path)
 
 
 def lock(output_dir: Path) -> FileLock:

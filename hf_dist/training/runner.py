@@ -133,6 +133,8 @@ def _choose_output_dir(
             folder = output.claim_next_run(name)
         folder.mkdir(parents=True, exist_ok=True)
         locks.append(output.lock(folder))
+        if arguments.do_train and named is not None and config.training.overwrite_output_dir:
+            output.clear(folder)
         if arguments.do_train:
             output.write_run_file(folder, recipe=name, config=config, seed=arguments.seed)
         return str(folder)
@@ -160,12 +162,17 @@ class _Prepared:
 def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared:
     """Checks the settings, loads and tokenises the data and plans the steps."""
     _log_on_rank_0()
+    for note in config.notes:
+        logger.info("%s", note)
     config = _resolve(config)
     task = task_class(config.task, pad_to_multiple_of=config.batching.pad_to_multiple_of or 1)
     arguments = config.training_arguments
     task.seed = arguments.get("seed", 42)
     if "output_dir" in arguments:
-        output.check_output_dir(arguments["output_dir"], trains=arguments.get("do_train", False))
+        output.check_output_dir(
+            arguments["output_dir"],
+            trains=arguments.get("do_train", False) and not config.training.overwrite_output_dir,
+        )
     engines.prepare_environment(config.engine.preset)
     if compiles(arguments):
         prepare_compilation()
