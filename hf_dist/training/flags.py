@@ -2,7 +2,7 @@
 
 One parser serves both: a YAML block becomes the argument list that says the same, so a value is checked
 and converted by the same rules wherever it was written. Precedence: recipe defaults < YAML < flags. Flags of
-transformers' example scripts are put into our words first (`stock_flags`).
+transformers' example scripts are put into our words first (`stock`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.hf_argparser import string_to_bool
 from hf_dist.config import BLOCKS, RunConfig
 from hf_dist.errors import ConfigError, nearest
 from hf_dist.training.flag_rules import conflicts, settle
-from hf_dist.training.stock_flags import stock_flags, translate
+from hf_dist.training.stock.translate import stock_flags, translate
 
 _ARGUMENTS = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
 _CHECKPOINT_PREFIXES = ("save_", "hub_", "push_to_hub", "load_best_", "metric_for_best", "greater_is_better")
@@ -210,7 +210,7 @@ def _read_yaml(path: Path, parser: _Parser, names: _Names) -> tuple[dict[str, An
 
 
 def _read_json(path: Path) -> list[str]:
-    """The arguments of a JSON file of flat names, which the example scripts take in the place of all flags."""
+    """The arguments of a JSON file of flat names, which the example scripts take instead of flags."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

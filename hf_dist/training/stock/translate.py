@@ -6,7 +6,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_dist.training.stock_table import STOCK, Stock
+from hf_dist.training.stock.arguments import ARGUMENTS
+from hf_dist.training.stock.flag import Stock
+from hf_dist.training.stock.scripts import DATA, MODEL
+
+STOCK: tuple[Stock, ...] = (*MODEL, *DATA, *ARGUMENTS)
 
 
 @dataclass(kw_only=True)
