@@ -132,8 +132,18 @@ DATA: tuple[Stock, ...] = (
     Stock(name="validation_split_name", ours=("validation_split",)),
     Stock(name="test_split_name", ours=("test_split",)),
     Stock(name="text_column_names", sets=_text_columns, needs="text_columns"),
+    # The script's README has it so: its parser takes beginnings of names.
+    Stock(name="text_column_name", sets=_text_columns, needs="text_columns"),
     Stock(name="text_column_delimiter", ours=("text_delimiter",), needs="text_delimiter"),
-    Stock(name="text_column_name", ours=("tokens_column", "text_column")),
+    *(
+        Stock(name="text_column_name", ours=(name,), needs=needs)
+        for name, needs in (
+            ("tokens_column", "tokens_column"),
+            ("text_column", "summary_column"),
+            ("text_column", "messages_column"),
+            ("text_column", "mlm_probability"),
+        )
+    ),
     Stock(name="label_column_name", ours=("tags_column", "label_column")),
     Stock(
         name="do_regression",
