@@ -200,9 +200,9 @@ def test_a_json_file_in_the_place_of_all_flags(tmp_path):
     assert run("masked_lm", str(file)) == run(
         "masked_lm", "--max_length=32", "--learning_rate=2e-5", "--do_train"
     )
-    file.write_text("[1]")
+    (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(ConfigError, match="expected one object"):
-        run("masked_lm", str(file))
+        run("masked_lm", str(tmp_path / "list.json"))
 
 
 @pytest.mark.parametrize(
