@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
+import shutil
 
 import pytest
 import yaml
@@ -268,4 +269,25 @@ def test_joined_columns_are_one_text(models_of, data, tmp_path):
     row = json.loads((data / "reviews_train.json").read_text().splitlines()[0])
     expected = recipe.tokenizer(row["title"] + " . " + row["body"])["input_ids"]
     assert list(recipe.datasets["train"][0]["input_ids"]) == expected
+    recipe.lock.release()
+
+
+def test_a_cache_dir_is_where_models_and_data_sets_are_taken_from(models_of, data, tmp_path):
+    """Without a network: a model in the layout of the hub's cache, and a data set that is put there."""
+    from recipes.text_classification import build
+
+    cache, reviews = tmp_path / "cache", tmp_path / "reviews"
+    shutil.copytree(models_of / "encoder", cache / "models--me--tiny" / "snapshots" / "abc")
+    (cache / "models--me--tiny" / "refs").mkdir()
+    (cache / "models--me--tiny" / "refs" / "main").write_text("abc")
+    reviews.mkdir()
+    for ours, split in (("train", "train"), ("dev", "validation")):
+        shutil.copy(data / f"reviews_{ours}.json", reviews / f"{split}.json")
+    recipe = build(
+        model_name_or_path="me/tiny", dataset_name=str(reviews), cache_dir=str(cache),
+        text_column_names="body",
+        label_column_name="stars", max_length=32, output_dir=str(tmp_path / "out"),
+    )  # fmt: skip
+    assert recipe.model.config.hidden_size == SIZES["hidden_size"]
+    assert list(cache.rglob("*.arrow"))
     recipe.lock.release()

@@ -165,7 +165,7 @@ DATA: tuple[Stock, ...] = (
     Stock(
         name="metric_name",
         harmless=("accuracy", "f1"),
-        note="accuracy and F1 are always given (--help: metric_for_best_model chooses)",
+        note="accuracy and F1 are always given",
         refused="it is not computed here; --do_predict writes predictions.jsonl, which any metric can score",
         needs="problem",
     ),
