@@ -50,6 +50,9 @@ class ModelConfig:
     tokenizer_name: str | None = option(None, "Hub name or folder of the tokenizer; default: the model's.")
     model_revision: str = option("main", "Branch, tag or commit of the model on the hub.")
     trust_remote_code: bool = option(False, "Run code that the model's repository ships.")
+    model_cache_dir: str | None = option(
+        None, "Folder for what is downloaded of models; default: below the environment's HF_HOME."
+    )
     allow_pickle: bool = option(
         False, "Load weights that are pickled (.bin) and not safetensors; a pickle can run any code."
     )
@@ -71,6 +74,9 @@ class DataConfig:
     dataset_name: str | None = option(None, "Hub name (or a local loading folder) of a data set.")
     dataset_config_name: str | None = option(None, "Configuration of that data set.")
     dataset_revision: str | None = option(None, "Branch, tag or commit of that data set on the hub.")
+    dataset_cache_dir: str | None = option(
+        None, "Folder for what is downloaded of data sets; default: below the environment's HF_HOME."
+    )
     train_split: str | None = option(None, "Its split to train on; default: by the usual names.")
     validation_split: str | None = option(None, "Its split to evaluate on; default: by the usual names.")
     test_split: str | None = option(None, "Its split for --do_predict; default: by the usual names.")
@@ -238,6 +244,10 @@ class LoopConfig:
         "auto: go on from the newest whole checkpoint, if there is one; never: start afresh; or the path of "
         "a checkpoint.",
     )
+    overwrite_output_dir: bool = option(
+        False,
+        "Start afresh in --output_dir also where a run has finished; its checkpoints there are removed.",
+    )
     rank_timeout_seconds: float = option(
         60.0, "A rank that says nothing for so long counts as dead and ends the job."
     )
@@ -273,6 +283,7 @@ class RunConfig:
     Attributes:
         task: The settings of the task, an instance of its `settings_class`; None for its defaults.
         training_arguments: Field names of TrainingArguments and what was set.
+        notes: What the log says of how these settings came about; no setting itself.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -283,7 +294,12 @@ class RunConfig:
     training: LoopConfig = field(default_factory=LoopConfig)
     task: Any = None
     training_arguments: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The blocks as plain dicts, ready for JSON or YAML."""
-        return dataclasses.asdict(self)
+        """The blocks as plain dicts, ready for JSON or YAML; without notes, and with no secret."""
+        blocks = dataclasses.asdict(self)
+        del blocks["notes"]
+        if blocks["training_arguments"].get("hub_token") is not None:
+            blocks["training_arguments"]["hub_token"] = "(not shown)"
+        return blocks

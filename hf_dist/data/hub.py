@@ -32,7 +32,11 @@ def load_hub(data: DataConfig) -> DatasetDict:
     """
     with _faults(data):
         loaded = load_dataset(
-            data.dataset_name, data.dataset_config_name, revision=data.dataset_revision, streaming=False
+            data.dataset_name,
+            data.dataset_config_name,
+            revision=data.dataset_revision,
+            cache_dir=data.dataset_cache_dir,
+            streaming=False,
         )
         if isinstance(loaded, Dataset):
             loaded = DatasetDict({"train": loaded})
@@ -47,7 +51,11 @@ def stream_hub(data: DataConfig) -> dict[str, IterableDataset]:
     """
     with _faults(data):
         loaded = load_dataset(
-            data.dataset_name, data.dataset_config_name, revision=data.dataset_revision, streaming=True
+            data.dataset_name,
+            data.dataset_config_name,
+            revision=data.dataset_revision,
+            cache_dir=data.dataset_cache_dir,
+            streaming=True,
         )
         if isinstance(loaded, IterableDataset):
             loaded = IterableDatasetDict({"train": loaded})

@@ -32,6 +32,7 @@ def load_config(model: ModelConfig, **changes: Any) -> PretrainedConfig:
             # The revision is that of the model; a config from elsewhere has branches of its own.
             revision=model.model_revision if model.config_name is None else "main",
             trust_remote_code=model.trust_remote_code,
+            cache_dir=model.model_cache_dir,
             **changes,
         )
     except (OSError, ValueError, KeyError) as error:
@@ -63,6 +64,7 @@ def load_tokenizer(model: ModelConfig, *, add_prefix_space: bool | None = None) 
             # The revision is that of the model; a tokenizer from elsewhere has branches of its own.
             revision="main" if named else model.model_revision,
             trust_remote_code=model.trust_remote_code,
+            cache_dir=model.model_cache_dir,
             **changes,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:

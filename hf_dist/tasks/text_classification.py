@@ -16,7 +16,7 @@ from hf_dist.data.tokenizing import tokenise
 from hf_dist.tasks.base import Task, refuse_empty
 from hf_dist.tasks.items import ExampleItems
 from hf_dist.tasks.pretrained import classes_of, load_config
-from hf_dist.tasks.text_columns import Columns, TextClassificationSettings, check_texts, find_columns
+from hf_dist.tasks.text_columns import Columns, TextClassificationSettings, check_texts, find_columns, joined
 from hf_dist.tasks.text_targets import SingleLabel, Target, class_ids, find_target
 
 
@@ -93,10 +93,7 @@ class TextClassification(Task[TextClassificationSettings]):
         """
         assert self._columns is not None
         check_texts(rows, self._columns, split=split)
-        texts = self._columns.texts
-        loaded = rows.select_columns(list(texts)).rename_columns(
-            {theirs: ours for theirs, ours in texts.items() if theirs != ours}
-        )
+        loaded = joined(rows, self._columns)
         labelled = self.target.values(rows, split)
         if labelled is not None:
             loaded = loaded.add_column("labels", labelled[0], feature=labelled[1])

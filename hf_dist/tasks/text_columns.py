@@ -33,6 +33,10 @@ class TextClassificationSettings:
 
     text_column: str | None = option(None, "Column with the text; default: found by the usual names.")
     text_pair_column: str | None = option(None, "Column with the second text of a pair.")
+    text_columns: list[str] | None = option(
+        None, "Columns that are joined into one text (a pair is not: the model sees where its second begins)."
+    )
+    text_delimiter: str = option(" ", "What stands between the joined columns.")
     label_column: str | None = option(None, "Column with the label; default: found by the usual names.")
     label_columns: list[str] | None = option(
         None, "Columns of 0 and 1, one a label, instead of a label column (multi-label)."
@@ -51,6 +55,10 @@ class TextClassificationSettings:
         at_least(self, "threshold", 0.0)
         if self.threshold >= 1:
             raise ConfigError(f"--threshold is {self.threshold}; it must be less than 1")
+        if self.text_columns and (self.text_column or self.text_pair_column):
+            raise ConfigError(
+                "--text_columns conflicts with --text_column and --text_pair_column; drop one of them"
+            )
         several = self.label_columns or self.label_separator
         if several and self.problem not in (None, "multi_label"):
             raise ConfigError(
@@ -71,11 +79,14 @@ class Columns:
         text: the text.
         pair: the second text of a pair.
         labels: one column, or several of 0 and 1, or none (a test split).
+        more: what is joined to the text, with `delimiter` between.
     """
 
     text: str
     pair: str | None
     labels: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    delimiter: str = " "
 
     @property
     def texts(self) -> dict[str, str]:
@@ -92,7 +103,12 @@ def find_columns(splits: DatasetDict, settings: TextClassificationSettings) -> C
     first = sources.first_split(splits)
     there = splits[first].column_names
     text, pair = settings.text_column, settings.text_pair_column
-    if text is None and pair is None:
+    more: list[str] = []
+    if settings.text_columns:
+        text, *more = (
+            sources.find_column(there, name, (), flag="text_columns") for name in settings.text_columns
+        )
+    elif text is None and pair is None:
         lower = {name.lower(): name for name in reversed(there)}
         text, pair = next(
             ((lower[a], lower[b]) for a, b in PAIR_COLUMNS if a in lower and b in lower), (None, None)
@@ -100,15 +116,17 @@ def find_columns(splits: DatasetDict, settings: TextClassificationSettings) -> C
     text = sources.find_column(there, text, TEXT_COLUMNS, flag="text_column")
     pair = None if pair is None else sources.find_column(there, pair, (), flag="text_pair_column")
     found = _find_labels(there, settings, needed=first != "test")
-    named = [text, *([pair] if pair is not None else []), *found]
+    named = [text, *more, *([pair] if pair is not None else []), *found]
     if len(set(named)) < len(named):
         raise DataError(
-            f"text {text}, text pair {pair} and label {', '.join(found)} must be different columns"
+            f"text {', '.join([text, *more])}, text pair {pair} and label {', '.join(found)} must be "
+            "different columns"
         )
     sources.check_same_columns(splits, [name for name in named if name not in found], found)
     shown = ", ".join(found) or "none"
-    logger.info("columns: text %s, %slabel %s", text, f"pair {pair}, " if pair else "", shown)
-    return Columns(text, pair, found)
+    whole = " + ".join([text, *more])
+    logger.info("columns: text %s, %slabel %s", whole, f"pair {pair}, " if pair else "", shown)
+    return Columns(text, pair, found, tuple(more), settings.text_delimiter)
 
 
 def _find_labels(there: list[str], settings: TextClassificationSettings, *, needed: bool) -> tuple[str, ...]:
@@ -130,7 +148,18 @@ def check_texts(rows: Dataset, columns: Columns, *, split: str) -> None:
     Raises:
         DataError: a text is missing, or no text.
     """
-    for column in columns.texts:
+    for column in (*columns.texts, *columns.more):
         blank = labels.check_text(rows, column, split=split)
         if blank:
             logger.warning("%s: %d rows with a blank %s are kept", split, blank, column)
+
+
+def joined(rows: Dataset, columns: Columns) -> Dataset:
+    """The text columns by our names, those that are to be joined as one."""
+    texts = columns.texts
+    if not columns.more:
+        return rows.select_columns(list(texts)).rename_columns(
+            {theirs: ours for theirs, ours in texts.items() if theirs != ours}
+        )
+    parts = zip(*(rows[name] for name in (columns.text, *columns.more)), strict=True)
+    return Dataset.from_dict({"text": [columns.delimiter.join(part) for part in parts]})

@@ -85,7 +85,7 @@ def starts_afresh(config: RunConfig) -> bool:
 
     Processes that torchrun has started again after a fault go on with what they have trained so far.
     """
-    if not getattr(config.training, "overwrite_output_dir", False):
+    if not config.training.overwrite_output_dir:
         return False
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 

@@ -1,7 +1,8 @@
 """Flags and YAML -> RunConfig.
 
 One parser serves both: a YAML block becomes the argument list that says the same, so a value is checked
-and converted by the same rules wherever it was written. Precedence: recipe defaults < YAML < flags.
+and converted by the same rules wherever it was written. Precedence: recipe defaults < YAML < flags. Flags of
+transformers' example scripts are put into our words first (`stock`).
 """
 
 from __future__ import annotations
@@ -9,43 +10,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
+from transformers.hf_argparser import string_to_bool
 
 from hf_dist.config import BLOCKS, RunConfig
 from hf_dist.errors import ConfigError, nearest
+from hf_dist.training.flag_rules import conflicts, settle
+from hf_dist.training.stock.translate import stock_flags, translate
 
 _ARGUMENTS = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
 _CHECKPOINT_PREFIXES = ("save_", "hub_", "push_to_hub", "load_best_", "metric_for_best", "greater_is_better")
 _TRACKING_PREFIXES = ("log_", "logging_", "report_to", "run_name", "project", "trackio_", "disable_tqdm")
-
-# Fields of TrainingArguments that would have no effect here, or would undo what the plan promises.
-_REFUSED = {
-    "deepspeed": "name the JSON file with --preset instead",
-    "fsdp": "FSDP is not supported yet; --preset zero3 shards parameters, gradients and optimizer state",
-    "fsdp_config": "FSDP is not supported yet; use --preset zero3",
-    "auto_find_batch_size": "it would change the plan of the batches; lower --max_tokens_per_device instead",
-    "resume_from_checkpoint": "say --resume auto, never or the path of a checkpoint",
-    "train_sampling_strategy": "batches come from the plan (--batching, --window)",
-    "length_column_name": "lengths are read from the tokenised data",
-    "dataloader_drop_last": "the plan never drops an example",
-    "use_cache": "a cache is of use only in generation, and packed documents are not kept apart with one",
-    "local_rank": "the launcher sets it in the environment",
-    "ignore_data_skip": "resuming skips by step index and loads no data for it",
-    "average_tokens_across_devices": "the loss is always divided by the items of the whole step",
-    "per_device_eval_batch_size": "evaluation is batched by --max_tokens_per_device",
-    "batch_eval_metrics": "predictions are always reduced batch by batch",
-    "eval_do_concat_batches": "predictions are always reduced batch by batch",
-    "eval_accumulation_steps": "predictions are always reduced batch by batch",
-    "prediction_loss_only": "evaluation always scores; leave out --do_eval to skip it",
-    "include_for_metrics": "scores are made from the predictions and the data set",
-    "eval_use_gather_object": "predictions are always gathered by row number",
-    "logging_nan_inf_filter": "a NaN loss is never hidden from the log",
-}
 
 # HfArgumentParser (transformers 5.24) makes a plain string of a field that may be a list as well.
 _LIST_OR_WORD = ("report_to", "optim_target_modules")
@@ -62,6 +43,7 @@ class _Names:
             field.name: block for block, owner in self.owners.items() for field in dataclasses.fields(owner)
         }
         self.all = [*self.own, *_ARGUMENTS]
+        self.stock = stock_flags(self.all)
         self.yaml_blocks = (*self.owners, "checkpoint", "tracking")
 
     def block_of(self, name: str) -> str | None:
@@ -87,24 +69,42 @@ def _make_parser(names: _Names, recipe: str, description: str, defaults: Mapping
     parser = _Parser(
         groups,
         prog=recipe,
-        usage="%(prog)s [--config run.yaml] [flags]",
+        usage="%(prog)s [--config run.yaml] [flags], or %(prog)s flags.json",
         description=description,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         epilog="Fields of transformers' TrainingArguments keep their names. "
-        f"--config reads a YAML file with the blocks {', '.join(names.yaml_blocks)}; flags override it.",
+        f"--config reads a YAML file with the blocks {', '.join(names.yaml_blocks)}; flags override it. "
+        "The flags of transformers' example scripts are understood too (docs/stock_flags.md).",
     )
     parser.add_argument("--config", help="YAML file with the run's settings in blocks.")
+    _add_stock_flags(parser, names)
     for action in parser._actions:
         if action.dest in defaults:
             action.default = defaults[action.dest]
-        if action.dest in _REFUSED:
+        elif action.dest == "logging_steps":
+            action.default = "so that a run logs 20 to 50 times"
+        if action.dest in names.stock:
             action.help = argparse.SUPPRESS
         # Hyphens work as underscores do; help and errors name each flag once.
         action.option_strings = [word for word in action.option_strings if "-" not in word[2:]]
         if action.dest in _LIST_OR_WORD:
             action.nargs = "+"
     return parser
+
+
+def _add_stock_flags(parser: _Parser, names: _Names) -> None:
+    for one in names.stock.values():
+        if one.name in names.all:
+            continue
+        words = [f"--{one.name}", f"--{one.name.replace('_', '-')}"]
+        if one.kind is bool:
+            # As HfArgumentParser takes them: alone, with a value, and with no_ in front.
+            parser.add_argument(*dict.fromkeys(words), type=string_to_bool, nargs="?", const=True)
+            negated = dict.fromkeys((f"--no_{one.name}", f"--no-{words[1][2:]}"))
+            parser.add_argument(*negated, dest=one.name, action="store_false", help=argparse.SUPPRESS)
+        else:
+            parser.add_argument(*dict.fromkeys(words), type=one.kind)
 
 
 def _parse_flat(parser: _Parser, names: _Names, argv: Sequence[str]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _parse_flat(parser: _Parser, names: _Names, argv: Sequence[str]) -> dict[str
     words = ["--do_predict" if word == "--predict" else word for word in argv]
     namespace, rest = parser.parse_known_args(words)
     if rest:
-        known = [*names.all, "config"]
+        known = [*names.all, *names.stock, "config"]
         unknown = [word for word in rest if word.startswith("-")] or rest
         name = unknown[0].split("=")[0]
         hint = nearest(name.lstrip("-").replace("-", "_"), known).replace("mean ", "mean --")
@@ -128,10 +128,20 @@ def _parse_flat(parser: _Parser, names: _Names, argv: Sequence[str]) -> dict[str
     for name in _LIST_OR_WORD:
         if len(values.get(name, ())) == 1:
             values[name] = values[name][0]
-    for name, why in _REFUSED.items():
-        if name in values:
-            raise ConfigError(f"--{name} can't be set: {why}")
     return values
+
+
+def _in_our_words(given: Mapping[str, Any], names: _Names) -> tuple[dict[str, Any], list[str]]:
+    """What a source names, with our settings in the place of stock flags, and a line for each of those.
+
+    Raises:
+        ConfigError: For stock flags that can't be followed, all of them.
+    """
+    found = translate({name: value for name, value in given.items() if value is not None}, names.all)
+    if found.problems:
+        raise ConfigError("; ".join(found.problems))
+    os.environ.update(found.environment)
+    return found.values, found.notes
 
 
 def _as_arguments(name: str, value: Any) -> list[str]:
@@ -158,16 +168,16 @@ def _block_problem(names: _Names, block: str, values: Any) -> str | None:
 
 def _key_problem(names: _Names, block: str, name: str) -> str | None:
     owner = names.block_of(name)
-    if owner == block:
+    if owner == block or name in names.stock:
         return None
     if owner is not None:
         return f"the key {name} stands in the block {block}; it belongs to {owner}"
     of_block = [key for key in names.all if names.block_of(key) == block]
-    hint = nearest(name, of_block) or nearest(name, names.all)
+    hint = nearest(name, of_block) or nearest(name, [*names.all, *names.stock])
     return f"unknown key {name} in the block {block}{hint}"
 
 
-def _read_yaml(path: Path, parser: _Parser, names: _Names) -> dict[str, Any]:
+def _read_yaml(path: Path, parser: _Parser, names: _Names) -> tuple[dict[str, Any], list[str]]:
     try:
         blocks = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -177,7 +187,7 @@ def _read_yaml(path: Path, parser: _Parser, names: _Names) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path}: not valid YAML: {error}") from None
     if blocks is None:
-        return {}
+        return {}, []
     if not isinstance(blocks, dict):
         raise ConfigError(
             f"--config {path}: expected blocks ({', '.join(names.yaml_blocks)}) with keys in them"
@@ -196,9 +206,22 @@ def _read_yaml(path: Path, parser: _Parser, names: _Names) -> dict[str, Any]:
     if problems:
         raise ConfigError(f"--config {path}: " + "; ".join(problems))
     try:
-        return _parse_flat(parser, names, arguments)
+        return _in_our_words(_parse_flat(parser, names, arguments), names)
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from None
+
+
+def _read_json(path: Path) -> list[str]:
+    """The arguments of a JSON file of flat names, which the example scripts take instead of flags."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; expected a JSON file of flags and values") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected one object with flags as its keys")
+    return [word for name, value in values.items() for word in _as_arguments(name, value)]
 
 
 def _config_from_values(names: _Names, values: Mapping[str, Any]) -> RunConfig:
@@ -219,31 +242,6 @@ def _config_from_values(names: _Names, values: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(f"unknown setting {name}{nearest(name, names.all)}")
     made = {block: owner(**blocks[block]) for block, owner in names.owners.items()}
     return RunConfig(**made, training_arguments=arguments)
-
-
-def _conflicts(values: Mapping[str, Any]) -> list[str]:
-    """Settings named by the user that exclude each other."""
-    found = []
-    if values.get("batching", "tokens") == "tokens":
-        for name in ("gradient_accumulation_steps", "per_device_train_batch_size"):
-            if name in values:
-                found.append(
-                    f"--{name} conflicts with --batching tokens, which derives it from --tokens_per_step; "
-                    "drop it, or say --batching examples"
-                )
-    elif "tokens_per_step" in values:
-        found.append(
-            "--tokens_per_step conflicts with --batching examples, where a step holds "
-            "per_device_train_batch_size x gradient_accumulation_steps x ranks examples; drop it"
-        )
-    if values.get("loss_normalization") == "mean" and values.get("batching") == "examples":
-        found.append(
-            "--loss_normalization mean conflicts with --batching examples, whose steps hold the same "
-            "number of examples; drop one of them"
-        )
-    if values.get("fp16") and values.get("bf16"):
-        found.append("--fp16 and --bf16 exclude each other; drop one of them")
-    return found
 
 
 def parse(
@@ -269,21 +267,28 @@ def parse(
     defaults = dict(defaults or {})
     names = _Names(settings_class)
     parser = _make_parser(names, recipe, description, defaults)
+    if len(argv) == 1 and argv[0].endswith(".json"):
+        argv = _read_json(Path(argv[0]))
     flags = _parse_flat(parser, names, argv)
     config_file = flags.pop("config", None)
-    named = {**(_read_yaml(Path(config_file), parser, names) if config_file else {}), **flags}
-    if problems := _conflicts(named):
+    named, notes = _read_yaml(Path(config_file), parser, names) if config_file else ({}, [])
+    flags, more = _in_our_words(flags, names)
+    return _settled({**named, **flags}, defaults, names, [*notes, *more])
+
+
+def _settled(
+    named: Mapping[str, Any], defaults: Mapping[str, Any], names: _Names, notes: list[str]
+) -> RunConfig:
+    """The config of what the user named, in our words, over the recipe's defaults.
+
+    Raises:
+        ConfigError: For settings that exclude each other, or that are wrong by themselves.
+    """
+    if problems := conflicts(named):
         raise ConfigError("; ".join(problems))
-    return _config_from_values(names, _with_defaults(named, defaults))
-
-
-def _with_defaults(named: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's defaults under what the user named; `max_steps` silences the default of epochs."""
-    merged = {**defaults, **named}
-    if "early_stopping_patience" in named:
-        # Early stopping compares with the best evaluation so far, which must be kept to be returned to.
-        merged.setdefault("load_best_model_at_end", True)
-    return merged
+    values, more = settle(named, defaults, from_stock=bool(notes))
+    config = _config_from_values(names, values)
+    return dataclasses.replace(config, notes=(*notes, *more))
 
 
 def make_config(task: Any, defaults: Mapping[str, Any], **settings: Any) -> RunConfig:
@@ -297,10 +302,6 @@ def make_config(task: Any, defaults: Mapping[str, Any], **settings: Any) -> RunC
     Raises:
         ConfigError: As `parse` does.
     """
-    for name, why in _REFUSED.items():
-        if name in settings:
-            raise ConfigError(f"{name} can't be set: {why}")
-    if problems := _conflicts(settings):
-        raise ConfigError("; ".join(problems))
     names = _Names(None if task is None else task.settings_class)
-    return _config_from_values(names, _with_defaults(settings, defaults))
+    named, notes = _in_our_words(settings, names)
+    return _settled(named, defaults, names, notes)

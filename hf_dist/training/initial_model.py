@@ -184,6 +184,7 @@ def _load_named(
                 name,
                 config=config,
                 revision=model.model_revision,
+                cache_dir=model.model_cache_dir,
                 trust_remote_code=model.trust_remote_code,
                 # A pickle runs any code it holds; safetensors are only numbers.
                 use_safetensors=None if model.allow_pickle else True,

@@ -174,6 +174,8 @@ def _prepare(task_class: type[RecipeTask], config: RunConfig) -> _Prepared | Fin
     Of a run that is finished and has the same settings nothing is loaded.
     """
     _log_on_rank_0()
+    for note in config.notes:
+        logger.info("%s", note)
     config = _resolve(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     finished = look_at_folder(task_class.name, config, world_size)

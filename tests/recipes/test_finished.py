@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from hf_dist.config import LoopConfig
 from recipes.text_classification import build, main
 from tests.launch import ROOT, call, losses, only_error, start
 from tests.recipes.test_resume import same_weights
@@ -181,13 +180,8 @@ def test_a_continuation_that_is_killed_is_an_unfinished_run(run, caplog):
     assert json.loads((run / "trainer_state.json").read_text())["global_step"] == step
 
 
-def test_training_afresh_removes_what_is_ours_and_nothing_else(run, monkeypatch, capsys):
-    """Until the flag stands in the settings, the attribute does."""
-    if not hasattr(LoopConfig(), "overwrite_output_dir"):
-        monkeypatch.setattr(LoopConfig, "overwrite_output_dir", True, raising=False)
-        flag = ()
-    else:
-        flag = ("--overwrite_output_dir",)
+def test_training_afresh_removes_what_is_ours_and_nothing_else(run, capsys):
+    flag = ("--overwrite_output_dir",)
     (run / "notes.txt").write_text("mine")
     (run / "checkpoint-99").mkdir()
     (run / "checkpoint-99" / "x").write_text("another program's")
