@@ -180,7 +180,7 @@ def test_a_continuation_that_is_killed_is_an_unfinished_run(run, caplog):
     assert json.loads((run / "trainer_state.json").read_text())["global_step"] == step
 
 
-def test_training_afresh_removes_what_is_ours_and_nothing_else(run, capsys):
+def test_training_afresh_removes_what_is_ours_and_nothing_else(run, monkeypatch, capsys):
     flag = ("--overwrite_output_dir",)
     (run / "notes.txt").write_text("mine")
     (run / "checkpoint-99").mkdir()
