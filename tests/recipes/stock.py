@@ -37,7 +37,7 @@ class _RightNorm(Trainer):
 
     def _clip_grad_norm(self, model):
         squares = [parameter.grad.double().square().sum() for parameter in model.parameters()]
-        norm = torch.stack(squares).sum().sqrt()
+        norm = torch.stack(squares).sum().sqrt().float()
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, norm)
         return norm
 
