@@ -34,15 +34,9 @@ from hf_dist.errors import CheckpointError, ConfigError, EngineError
 from hf_dist.training.adapter_files import BASE_FOLDER, base_of, has_no_name, keep_base
 from hf_dist.training.adapter_modules import (
     EMBEDDINGS,
-    LINEAR,
     check_kept,
     check_targets,
-    embedding_name,
-    embedding_rows,
-    head_modules,
-    is_in,
     kept_by_name,
-    modules_of,
     no_target,
     outermost,
     tie_kept,
@@ -51,6 +45,14 @@ from hf_dist.training.adapter_modules import (
 from hf_dist.training.adapter_table import refuse_all_or_nothing, table_lines, trained_parameters
 from hf_dist.training.gather import on_main
 from hf_dist.training.initial_model import resize_embeddings
+from hf_dist.training.model_parts import (
+    LINEAR,
+    embedding_name,
+    embedding_rows,
+    head_modules,
+    is_in,
+    modules_of,
+)
 from hf_dist.training.partitioned import gathered
 
 logger = logging.getLogger("hf_dist")

@@ -26,9 +26,9 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from hf_dist.config import ModelConfig
 from hf_dist.data.cache import build_once, cache_dir, key_of
 from hf_dist.errors import CheckpointError, ConfigError
-from hf_dist.training.adapter_modules import head_modules, is_in
 from hf_dist.training.engine import outside_zero_init
 from hf_dist.training.gather import on_main
+from hf_dist.training.model_parts import head_modules, is_in
 from hf_dist.training.partitioned import partition_from_main
 
 logger = logging.getLogger("hf_dist")
