@@ -29,8 +29,8 @@ import batching_speed
 import numpy as np
 from common import Results, main
 
-from hf_dist.batching.cost import attention_weight
 from hf_dist.batching.plan import Plan, TokenBatching
+from hf_dist.batching.steps.cost import attention_weight
 
 PARTS = ("plans", "cost", "training", "overhead")
 # Dealing every step of the largest plans takes minutes and says nothing new.
@@ -300,7 +300,7 @@ def _growing_steps(
 _PLAN_ALONE = """
 import sys, time
 import numpy as np
-from hf_dist.batching.cost import attention_weight
+from hf_dist.batching.steps.cost import attention_weight
 from hf_dist.batching.plan import Plan, TokenBatching
 rows = int(sys.argv[1])
 lengths = np.maximum(1, np.random.default_rng(0).lognormal(4.5, 0.8, rows)).astype(np.int32)

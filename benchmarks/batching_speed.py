@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from common import Results
 
-from hf_dist.batching.cost import attention_weight
 from hf_dist.batching.plan import Plan, TokenBatching
+from hf_dist.batching.steps.cost import attention_weight
 
 OURS = "hf_dist"
 PEERS = ("random", "group_by_length", "batch_rebalance")
@@ -99,7 +99,7 @@ def build_trainer(who: str, lengths: np.ndarray, cap: int, data: Any, folder: st
     """The Trainer of one sampler, as a user would set it up."""
     import transformers
 
-    from hf_dist.training.trainer import ExactTrainer
+    from hf_dist.training.run.trainer import ExactTrainer
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     plan = Plan.build(

@@ -18,7 +18,7 @@ from transformers.models.auto import modeling_auto
 
 from hf_dist.config import PeftConfig
 from hf_dist.tasks.items import ExampleItems, Items, SpanItems, TokenItems
-from hf_dist.training.adapters import add_adapter
+from hf_dist.training.adapters.lora import add_adapter
 
 CLASSES, VOCABULARY, EOS = 5, 99, 2
 ROWS = 16

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_dist.batching.plan import MicroBatch
-from hf_dist.training.trainer import ExactTrainer
+from hf_dist.training.run.trainer import ExactTrainer
 
 EMPTY = "2x3 with an empty micro-batch"
 # Rows of a step by (accumulation index, rank), as uneven as 16 rows allow.

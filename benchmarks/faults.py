@@ -35,7 +35,7 @@ from faults_cost import cost
 from faults_runs import kill_at_random, start
 from transformers import AutoModelForSequenceClassification, Trainer
 
-from hf_dist.training import checkpoint_files as files
+from hf_dist.training.checkpoints import files
 
 PARTS = ("kills", "damage", "disk", "elastic", "signal", "cost")
 ENGINES = (("ddp", "none", 2), ("zero2", "zero2", 2), ("zero3", "zero3", 2))

@@ -13,8 +13,8 @@ from typing import Any
 from common import Results
 from transformers import Trainer, TrainerCallback
 
-from hf_dist.training import checkpoint_files as files
-from hf_dist.training.saving import SavingTrainer
+from hf_dist.training.checkpoints import files
+from hf_dist.training.checkpoints.saving import SavingTrainer
 from recipes.text_classification import build
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from hf_dist.training import runner
-from hf_dist.training.trainer import ExactTrainer
+from hf_dist.training.run import runner
+from hf_dist.training.run.trainer import ExactTrainer
 from recipes import text_classification
 
 PHASES = ("start", "step", "save", "evaluation", "end")

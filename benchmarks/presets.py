@@ -24,7 +24,7 @@ from typing import Any
 import transformers
 from common import Results, main
 
-from hf_dist.presets import PRESETS
+from hf_dist.presets.catalogue import PRESETS
 
 HERE = Path(__file__).resolve().parent
 QUICK = ("none", "zero2", "zero3", "zero3_offload")

@@ -22,9 +22,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, required=True)
     options = parser.parse_args()
 
-    from hf_dist.training import engine
+    from hf_dist.training.engines import lifecycle
 
-    engine.prepare_environment(options.preset)
+    lifecycle.prepare_environment(options.preset)
 
     import torch
     import torch.distributed as dist
@@ -38,9 +38,9 @@ def main() -> None:
         report_to=[],
         disable_tqdm=True,
         save_steps=options.steps,
-        **engine.training_argument_overrides(options.preset),
+        **lifecycle.training_argument_overrides(options.preset),
     )
-    engine.start_communication(options.preset)
+    lifecycle.start_communication(options.preset)
     imported = _peak()
     model = transformers.BertForSequenceClassification.from_pretrained(options.initial)
     parameters = sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())
@@ -60,17 +60,17 @@ def main() -> None:
             peaks[:] = [_peak()]  # before anything is saved
 
     trainer = transformers.Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Clock()])
-    engine.tune_ddp(trainer)
+    lifecycle.tune_ddp(trainer)
     trainer.train()
     trainer.save_model(str(options.folder / "saved"))
     found: list[dict] = [{}] * dist.get_world_size()
     measured = {"imported": imported, "train_peak": peaks[0], "peak": _peak(), "seconds": seconds}
     dist.all_gather_object(found, measured)
     if trainer.is_world_process_zero():
-        running = engine.read_engine(trainer)
+        running = lifecycle.read_engine(trainer)
         content = {"engine": running.name, "parameters": parameters, "ranks": found}
         (options.folder / "measured.json").write_text(json.dumps(content))
-    engine.shutdown()
+    lifecycle.shutdown()
 
 
 def _peak() -> float:

@@ -135,7 +135,7 @@ def _list_presets(_: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hf_dist.presets import PRESETS
+    from hf_dist.presets.catalogue import PRESETS
 
     table = Table(show_lines=True)
     for column in ("preset", "ZeRO", "offload", "choose it when", "what it costs", "what it needs"):
@@ -158,7 +158,7 @@ def _list_presets(_: argparse.Namespace) -> None:
 
 
 def _show_preset(arguments: argparse.Namespace) -> None:
-    from hf_dist.presets import accelerate_config, as_json, ds_config
+    from hf_dist.presets.catalogue import accelerate_config, as_json, ds_config
 
     config = ds_config(arguments.name)
     if arguments.accelerate:
@@ -173,7 +173,7 @@ def _show_preset(arguments: argparse.Namespace) -> None:
 
 
 def _write_presets(arguments: argparse.Namespace) -> None:
-    from hf_dist.presets import drift, write_files
+    from hf_dist.presets.catalogue import drift, write_files
 
     if arguments.check:
         wrong = drift(arguments.directory)
@@ -188,8 +188,8 @@ def _write_presets(arguments: argparse.Namespace) -> None:
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    from hf_dist.preset_lint import lint
-    from hf_dist.presets import load_json
+    from hf_dist.presets.catalogue import load_json
+    from hf_dist.presets.lint import lint
 
     failed = False
     for file in arguments.files:

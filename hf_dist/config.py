@@ -2,8 +2,8 @@
 
 `training`, `checkpoint` and `tracking` hold the fields of transformers' TrainingArguments by their own
 names, as a plain dict of what the user (or the recipe's defaults) set: TrainingArguments itself is built
-late, after the plan (see `hf_dist.training.runner`). The block `task` is the settings class of the recipe's
-task (see `hf_dist.tasks`), made of the same `option` fields.
+late, after the plan (see `hf_dist.training.run.runner`). The block `task` is the settings class of the
+recipe's task (see `hf_dist.tasks`), made of the same `option` fields.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from hf_dist.errors import CheckpointError, ConfigError
-from hf_dist.training.adapter_files import ADAPTER_CONFIG, BASE_FOLDER, Base, base_of
-from hf_dist.training.adapters import load_adapter
+from hf_dist.training.adapters.files import ADAPTER_CONFIG, BASE_FOLDER, Base, base_of
+from hf_dist.training.adapters.lora import load_adapter
 
 TOLERANCE = 1e-5
 """Largest difference of the merged model's logits from the adapter model's, relative to the largest logit."""

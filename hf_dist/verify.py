@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_dist.errors import ConfigError, EngineError
-from hf_dist.presets import resolve
+from hf_dist.presets.catalogue import resolve
 
 TOLERANCE = 1e-4
 """Largest relative difference of a loss or a gradient norm, and of the final weights (as one vector), that

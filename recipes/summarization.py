@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Any
 
 from hf_dist.config import RunConfig
-from hf_dist.tasks.summarization import Summarization
-from hf_dist.training.finished import FinishedRun
-from hf_dist.training.flags import make_config
-from hf_dist.training.recipe import Recipe
-from hf_dist.training.runner import assemble, run_recipe
+from hf_dist.tasks.seq2seq.summarization import Summarization
+from hf_dist.training.flags.parsing import make_config
+from hf_dist.training.run.finished import FinishedRun
+from hf_dist.training.run.recipe import Recipe
+from hf_dist.training.run.runner import assemble, run_recipe
 
 DEFAULTS: dict[str, Any] = {
     "max_length": 64,
@@ -42,7 +42,7 @@ def build(config: RunConfig | None = None, **settings: Any) -> Recipe | Finished
     """Builds the recipe without running it: `build(max_steps=50).run()`.
 
     Args:
-        config: A whole config, as `hf_dist.training.flags.parse` makes it.
+        config: A whole config, as `hf_dist.training.flags.parsing.parse` makes it.
         **settings: Instead of one, flags by their flat names, over this recipe's defaults.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hf_dist.cli import main
-from hf_dist.presets import PRESETS, ds_config, load_json
+from hf_dist.presets.catalogue import PRESETS, ds_config, load_json
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,12 +13,12 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from hf_dist.cli import main
-from hf_dist.data.builtin_model import small_bert
+from hf_dist.data.builtin.small_models import small_bert
 from hf_dist.errors import CheckpointError
 from hf_dist.merge import TOLERANCE, merge, random_batch, relative_difference
-from hf_dist.training.adapters import save_beside
+from hf_dist.training.adapters.lora import save_beside
 from tests.launch import only_error
-from tests.training.test_adapters import MODELS, adapted, base, inputs, logits
+from tests.training.adapters.test_lora import MODELS, adapted, base, inputs, logits
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -109,9 +109,9 @@ def test_a_named_base_with_a_new_head(tmp_path: Path) -> None:
     model.bert.load_state_dict(pretrained.bert.state_dict())
     model.save_pretrained(tmp_path / "three")
     from hf_dist.config import PeftConfig
-    from hf_dist.training import adapters
+    from hf_dist.training.adapters import lora
 
-    made = adapters.add_adapter(
+    made = lora.add_adapter(
         model, transformers.AutoModelForSequenceClassification, PeftConfig(peft="lora"), seed=1
     )
     made.active_peft_config.base_model_name_or_path = str(tmp_path / "named")

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from hf_dist.batching.cost import check_lengths, row_tokens
-from hf_dist.batching.cut import Ordered, cut_exactly
-from hf_dist.batching.deal import order_by_length
-from hf_dist.batching.micro_batch import MicroBatch, Shapes
+from hf_dist.batching.steps.cost import check_lengths, row_tokens
+from hf_dist.batching.steps.cut import Ordered, cut_exactly
+from hf_dist.batching.steps.deal import order_by_length
+from hf_dist.batching.steps.micro_batch import MicroBatch, Shapes
 
 
 def plan_evaluation(

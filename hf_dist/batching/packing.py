@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_dist.batching.budget import TooLong
-from hf_dist.batching.cost import check_lengths
+from hf_dist.batching.steps.budget import TooLong
+from hf_dist.batching.steps.cost import check_lengths
 from hf_dist.errors import ConfigError, DataError
 
 

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_dist.batching.budget import Batching, ExampleBatching, TokenBatching
-from hf_dist.batching.cost import IntArray, check_lengths, row_cost, row_tokens
-from hf_dist.batching.deal import deal
 from hf_dist.batching.evaluation import plan_evaluation
-from hf_dist.batching.layout import ExampleSteps, Layout, TokenSteps
-from hf_dist.batching.micro_batch import MicroBatch, Shapes
+from hf_dist.batching.steps.budget import Batching, ExampleBatching, TokenBatching
+from hf_dist.batching.steps.cost import IntArray, check_lengths, row_cost, row_tokens
+from hf_dist.batching.steps.deal import deal
+from hf_dist.batching.steps.layout import ExampleSteps, Layout, TokenSteps
+from hf_dist.batching.steps.micro_batch import MicroBatch, Shapes
 from hf_dist.errors import ConfigError, DataError
 
 __all__ = ["EpochPlan", "ExampleBatching", "MicroBatch", "Plan", "TokenBatching", "plan_evaluation"]
@@ -195,7 +195,7 @@ class Plan:
             lengths: tokens of each row, whole numbers of shape (n,), or (n, 2) for encoder and decoder.
             batching: what a step holds.
             seed: seed of the shuffles, at least 0.
-            attention_weight: see `hf_dist.batching.cost.attention_weight`.
+            attention_weight: see `hf_dist.batching.steps.cost.attention_weight`.
             probe_longest_first: swap the step with the costliest micro-batch to the first place of epoch 0.
 
         Raises:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_dist.batching.cost import row_cost, row_tokens
 from hf_dist.batching.plan import MicroBatch, Plan
+from hf_dist.batching.steps.cost import row_cost, row_tokens
 
 # Steps that are split over the ranks to measure waiting and padding; more say nothing new.
 _SAMPLED_STEPS = 256
@@ -147,7 +147,7 @@ class PlanReport:
 
 
 def micro_batch_cost(plan: Plan, batch: MicroBatch) -> float:
-    """Cost of a micro-batch: rows x cost of the longest row (see `hf_dist.batching.cost`)."""
+    """Cost of a micro-batch: rows x cost of the longest row (see `hf_dist.batching.steps.cost`)."""
     longest = plan.shapes.padded[batch.rows].max(axis=0, keepdims=True)
     return len(batch.rows) * float(row_cost(longest, plan.attention_weight)[0])
 

@@ -20,9 +20,9 @@ from datasets.distributed import split_dataset_by_node
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hf_dist.batching.budget import TokenBatching
-from hf_dist.batching.cost import padded
 from hf_dist.batching.sampler import BatchKey, PlannedBatch
+from hf_dist.batching.steps.budget import TokenBatching
+from hf_dist.batching.steps.cost import padded
 from hf_dist.errors import CheckpointError, ConfigError, DataError
 
 BUFFER_ROWS = 4096

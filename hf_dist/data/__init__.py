@@ -1,1 +1,6 @@
-"""Where rows come from and how they become tensors: hub, local files, built-in data, collation."""
+"""Where rows come from and how they become tensors.
+
+What the data flags name comes in; raw splits, token ids and padded batches go out (in order: `readers`,
+`loading` or `builtin`, `tokenizing`, `collate` or `packing`; `cache` keeps what is made once a machine). It
+imports config, errors and batching; tasks and training import it.
+"""

@@ -15,9 +15,10 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_dist.batching.lengths import lengths_of
 from hf_dist.config import DataConfig, ModelConfig
-from hf_dist.data import builtin_model, labels
+from hf_dist.data import labels
+from hf_dist.data.builtin import small_models
 from hf_dist.data.collate import Padding
-from hf_dist.data.json_cells import JsonColumns
+from hf_dist.data.readers.json_cells import JsonColumns
 from hf_dist.errors import DataError
 from hf_dist.tasks.pretrained import (
     align_padding,
@@ -97,11 +98,11 @@ class Task(ABC, Generic[S]):
 
     def builtin_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of a recipe that is given no model."""
-        return builtin_model.bpe_tokenizer()
+        return small_models.bpe_tokenizer()
 
     def builtin_config(self, tokenizer: PreTrainedTokenizerBase, **head: Any) -> PretrainedConfig:
         """The config of a recipe's own small model."""
-        return builtin_model.small_bert(tokenizer, **head)
+        return small_models.small_bert(tokenizer, **head)
 
     def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
         """The tokenizer of the named model, the named tokenizer, or the built-in one.

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_dist.config import DataConfig, ModelConfig, at_least, option
-from hf_dist.data import sources
-from hf_dist.data.builtin_text import docstring_texts
+from hf_dist.data.builtin.language_models import docstring_texts
 from hf_dist.data.collate import IGNORED
+from hf_dist.data.loading import sources
 from hf_dist.data.tokenizing import encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.base import Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_dist.data import builtin_model
+from hf_dist.data.builtin import small_models
 from hf_dist.data.collate import Padding, round_up
 
 TEXTS = ["Return the name.", "x", "Return a list of all the header names and values, or None."]
@@ -14,7 +14,7 @@ TEXTS = ["Return the name.", "x", "Return a list of all the header names and val
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_as_the_tokenizer_pads(side, multiple):
-    tokenizer = builtin_model.bpe_tokenizer()
+    tokenizer = small_models.bpe_tokenizer()
     tokenizer.padding_side = side
     examples = [dict(tokenizer(text, "pair", return_attention_mask=False)) for text in TEXTS]
     padded = Padding.of(tokenizer, pad_to_multiple_of=multiple)(examples)

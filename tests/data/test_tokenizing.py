@@ -9,7 +9,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from transformers import CanineTokenizer
 
 from hf_dist.config import DataConfig
-from hf_dist.data import builtin_model, tokenizing
+from hf_dist.data import tokenizing
+from hf_dist.data.builtin import small_models
 from hf_dist.data.tokenizing import tokenise
 
 TEXTS = ["Return the name.", "Close.", "word " * 40, "", "Return the name."]
@@ -18,7 +19,7 @@ FEATURES = Features({"text": Value("string"), "labels": ClassLabel(names=["a", "
 
 @pytest.fixture(autouse=True)
 def _fresh_cache(tmp_path, monkeypatch):
-    tokenizer = builtin_model.bpe_tokenizer()  # from the session's cache
+    tokenizer = small_models.bpe_tokenizer()  # from the session's cache
     monkeypatch.setenv("HF_DIST_CACHE", str(tmp_path / "cache"))
     return tokenizer
 

@@ -5,7 +5,7 @@ import signal
 
 from transformers import TrainerCallback
 
-from hf_dist.training import trainer
+from hf_dist.training.run import trainer
 
 
 class Preempted(TrainerCallback):
@@ -23,7 +23,7 @@ class PreemptedTrainer(trainer.ExactTrainer):
 
 
 if __name__ == "__main__":
-    from hf_dist.training import runner
+    from hf_dist.training.run import runner
     from recipes.text_classification import main
 
     runner.ExactTrainer = PreemptedTrainer

@@ -15,7 +15,7 @@ import torch
 
 from hf_dist.batching.plan import Plan, TokenBatching
 from tests.training import runs, toy
-from tests.training.test_evaluation import by_hand
+from tests.training.steps.test_evaluation import by_hand
 
 WORKER = Path(__file__).with_name("exact_worker.py")
 ROOT = WORKER.parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from hf_dist.presets import PRESETS
+from hf_dist.presets.catalogue import PRESETS
 from tests import launch
 from tests.distributed.processes import ROOT, torchrun
 

@@ -1,4 +1,4 @@
-"""A training script of its own: stock Trainer, a tiny BERT and random tokens, through engine.py.
+"""A training script of its own: stock Trainer, a tiny BERT and random tokens, by `engines` alone.
 
 Started by the tests under every launcher; rank 0 prints the engine that ran as one JSON line.
 """
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--optim_from_json", action="store_true")
     options = parser.parse_args()
 
-    from hf_dist.training import engine
+    from hf_dist.training.engines import lifecycle as engine
 
     engine.prepare_environment(options.preset)
 

@@ -21,9 +21,9 @@ def main() -> None:
     parser.add_argument("--best", action="store_true")
     options = parser.parse_args()
 
-    from hf_dist.training import engine
+    from hf_dist.training.engines import lifecycle
 
-    engine.prepare_environment(options.preset)
+    lifecycle.prepare_environment(options.preset)
 
     import torch
     import transformers
@@ -39,9 +39,9 @@ def main() -> None:
         disable_tqdm=True,
         load_best_model_at_end=options.best,
         **(checkpoints if options.best else {"save_strategy": "no"}),
-        **engine.training_argument_overrides(options.preset),
+        **lifecycle.training_argument_overrides(options.preset),
     )
-    engine.start_communication(options.preset)
+    lifecycle.start_communication(options.preset)
     model = transformers.GPT2LMHeadModel.from_pretrained(options.folder / "initial")
     facts = {"partitioned": sum(hasattr(weight, "ds_id") for weight in model.parameters())}
     facts["parameters"] = sum(1 for _ in model.parameters())
@@ -62,7 +62,7 @@ def main() -> None:
         model=model, args=arguments, train_dataset=data, eval_dataset=data.select(range(8))
     )
     trainer.train()
-    running = engine.read_engine(trainer)
+    running = lifecycle.read_engine(trainer)
     trainer.save_model(str(options.folder / "saved"))
 
     live = trainer.model_wrapped
@@ -84,7 +84,7 @@ def main() -> None:
         )
         facts.update(engine=running.name, best=trainer.state.best_global_step)
         (options.folder / "facts.json").write_text(json.dumps(facts))
-    engine.shutdown()
+    lifecycle.shutdown()
 
 
 def _held(weight) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import DataCollatorForSeq2Seq
 
-from hf_dist.training.recipe import Recipe
+from hf_dist.training.run.recipe import Recipe
 from tests.launch import call, run
 from tests.recipes import stock
 

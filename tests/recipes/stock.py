@@ -1,6 +1,6 @@
 """Ten steps of a recipe against a plain Trainer on the same rows.
 
-One process and no accumulation: there the stock Trainer is right (see tests/training/test_trainer.py for
+One process and no accumulation: there the stock Trainer is right (see tests/training/run/test_trainer.py for
 where it is not).
 """
 
@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
-from hf_dist.training.recipe import Recipe
+from hf_dist.training.run.recipe import Recipe
 
 SETTINGS = {
     "batching": "examples",

@@ -18,8 +18,8 @@ from transformers import (
     pipeline,
 )
 
-from hf_dist.data import builtin_model
-from hf_dist.tasks.qa_decode import answer
+from hf_dist.data.builtin import small_models
+from hf_dist.tasks.question_answering.decode import answer
 from recipes.causal_lm import main as causal_lm
 from recipes.masked_lm import main as masked_lm
 from recipes.question_answering import main as question_answering
@@ -56,7 +56,7 @@ def _log(monkeypatch):
 
 def without_pad_token(folder: Path, kind: str, *, side: str = "right", **tokens) -> Path:
     """A folder with the config of a small decoder and a tokenizer that can't pad, as GPT-2's is published."""
-    tokenizer = builtin_model.causal_tokenizer()
+    tokenizer = small_models.causal_tokenizer()
     sizes = {"vocab_size": len(tokenizer), "bos_token_id": tokenizer.eos_token_id,
              "eos_token_id": tokenizer.eos_token_id}  # fmt: skip
     if kind == "gpt2":

@@ -65,7 +65,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 )
 def test_the_same_command_has_nothing_to_do(run, flags, caplog, monkeypatch):
     before = state_of(run)
-    monkeypatch.setattr("hf_dist.tasks.text_classification.TextClassification.load", None)
+    monkeypatch.setattr("hf_dist.tasks.text_classification.task.TextClassification.load", None)
     assert call(main, *FLAGS, "--max_steps=6", *flags, f"--output_dir={run}") == 0
     assert [record.getMessage() for record in caplog.records if record.name == "hf_dist"] == [
         f"{run}: finished at step 6; nothing to do"

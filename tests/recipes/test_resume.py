@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from hf_dist.training.stopping import NotFiniteError
+from hf_dist.training.ranks.stopping import NotFiniteError
 from recipes.text_classification import build, main
 from tests.launch import ROOT, call, losses, only_error
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from hf_dist.data.builtin_model import causal_tokenizer
+from hf_dist.data.builtin.small_models import causal_tokenizer
 from recipes.causal_lm import main
 from tests.launch import call
 from tests.recipes.seq2seq_runs import write

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import yaml
 
-from hf_dist.training.run_facts import run_facts
+from hf_dist.training.checkpoints.facts import run_facts
 from recipes.text_classification import build, main
 from tests.launch import BIN, ROOT, SMALL, call, logged, only_error, run, start
 
@@ -159,7 +159,7 @@ def test_several_labels_of_the_evaluation_data_alone(tmp_path):
 
 @pytest.mark.parametrize("labels", ["pos", ["pos"]])
 def test_a_stream_that_shows_a_new_label_late_ends_with_one_line(labels, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("hf_dist.data.streams._SHOWN_ROWS", 20)
+    monkeypatch.setattr("hf_dist.data.loading.streams._SHOWN_ROWS", 20)
     named = (lambda name: [name]) if isinstance(labels, list) else str
     rows = [{"text": "x", "label": named(name)} for name in [*["pos", "neg"] * 10, "zebra", "pos"]]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -11,11 +11,11 @@ import torch
 from transformers import GPT2Config, LlamaForCausalLM
 
 from hf_dist.config import BatchingConfig, DataConfig, ModelConfig
-from hf_dist.data import builtin_model
+from hf_dist.data.builtin import small_models
 from hf_dist.errors import ConfigError, DataError
-from hf_dist.tasks.causal_lm import CausalLM, CausalLMSettings
+from hf_dist.tasks.causal_lm.task import CausalLM, CausalLMSettings
 from hf_dist.tasks.items import TokenItems
-from hf_dist.training.loss import count_items
+from hf_dist.training.steps.loss import count_items
 
 NO_MODEL = ModelConfig()
 TURNS = [
@@ -126,7 +126,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(prepare, tmp_path):
 
 @pytest.mark.parametrize("form", ["prompt", "chat"])
 def test_padding_with_the_end_token_leaves_it_learned(prepare, tmp_path, form):
-    tokenizer = builtin_model.causal_tokenizer()
+    tokenizer = small_models.causal_tokenizer()
     tokenizer.save_pretrained(tmp_path / "model")
     path = tmp_path / "model" / "tokenizer_config.json"
     saved = json.loads(path.read_text())
@@ -178,7 +178,7 @@ def test_faults(prepare, rows, settings, says):
 
 
 def test_a_tokenizer_without_template_says_so(prepare, tmp_path):
-    tokenizer = builtin_model.causal_tokenizer()
+    tokenizer = small_models.causal_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "plain")
     with pytest.raises(ConfigError, match="--chat_template"):

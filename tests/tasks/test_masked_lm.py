@@ -12,7 +12,7 @@ import torch
 from transformers import BertForMaskedLM
 
 from hf_dist.config import DataConfig, ModelConfig
-from hf_dist.data import builtin_model
+from hf_dist.data.builtin import small_models
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.masked_lm import MaskedLM, MaskedLMSettings
 
@@ -107,7 +107,7 @@ def test_even_a_row_of_one_token_has_a_target(prepare):
 def test_scores_are_those_of_a_plain_loop(prepare):
     task, tokenizer, encoded = prepare([WORDS, "one two three four", "a b c d e f g h i j k l"])
     torch.manual_seed(0)
-    model = BertForMaskedLM(builtin_model.small_bert(tokenizer)).eval()
+    model = BertForMaskedLM(small_models.small_bert(tokenizer)).eval()
     rows = [encoded["validation"][at] for at in range(3)]
     batch = task.collate(rows)
     with torch.no_grad():
@@ -135,6 +135,6 @@ def test_faults(prepare, tmp_path):
         prepare([" "])
     with pytest.raises(ConfigError, match="--mlm_probability is 0"):
         MaskedLMSettings(mlm_probability=0.0)
-    builtin_model.causal_tokenizer().save_pretrained(tmp_path / "causal")
+    small_models.causal_tokenizer().save_pretrained(tmp_path / "causal")
     with pytest.raises(ConfigError, match="no mask token"):
         prepare(["a b"], model=ModelConfig(tokenizer_name=str(tmp_path / "causal")))

@@ -18,13 +18,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DistilBertConfig, PreTrainedTokenizerFast, RobertaConfig
 
 from hf_dist.config import DataConfig, ModelConfig
-from hf_dist.data import builtin_model
+from hf_dist.data.builtin import small_models
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks import pretrained
 from hf_dist.tasks.items import TokenItems
-from hf_dist.tasks.tagging_rows import TokenClassificationSettings as Settings
-from hf_dist.tasks.tagging_schemes import Openings, inside_of, openings, recognise
-from hf_dist.tasks.token_classification import TokenClassification
+from hf_dist.tasks.token_classification.rows import TokenClassificationSettings as Settings
+from hf_dist.tasks.token_classification.schemes import Openings, inside_of, openings, recognise
+from hf_dist.tasks.token_classification.task import TokenClassification
 
 NO_MODEL = ModelConfig()
 BIO = [
@@ -288,7 +288,7 @@ def _tokenizer_without_controls() -> Tokenizer:
 
 
 def test_byte_level_tokenizers_see_a_space_before_each_word(tmp_path):
-    tokenizer = builtin_model.bpe_tokenizer()
+    tokenizer = small_models.bpe_tokenizer()
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["pre_tokenizer"]["add_prefix_space"] = False
     bare = PreTrainedTokenizerFast(
@@ -307,7 +307,7 @@ def test_byte_level_tokenizers_see_a_space_before_each_word(tmp_path):
 
 
 def test_a_batch_has_only_what_the_model_takes(tmp_path):
-    tokenizer = builtin_model.bpe_tokenizer()
+    tokenizer = small_models.bpe_tokenizer()
     tokenizer.save_pretrained(tmp_path / "m")
     DistilBertConfig(vocab_size=len(tokenizer), dim=32, n_layers=1, n_heads=2, hidden_dim=64).save_pretrained(
         tmp_path / "m"
@@ -318,8 +318,8 @@ def test_a_batch_has_only_what_the_model_takes(tmp_path):
 
 def test_evaluation_alone_takes_the_tags_of_the_model(tmp_path):
     names = {0: "O", 1: "I-LOC", 2: "B-LOC", 3: "B-PER", 4: "I-PER"}
-    builtin_model.small_bert(builtin_model.bpe_tokenizer(), id2label=names).save_pretrained(tmp_path / "m")
-    builtin_model.bpe_tokenizer().save_pretrained(tmp_path / "m")
+    small_models.small_bert(small_models.bpe_tokenizer(), id2label=names).save_pretrained(tmp_path / "m")
+    small_models.bpe_tokenizer().save_pretrained(tmp_path / "m")
     model = ModelConfig(model_name_or_path=str(tmp_path / "m"))
     data = DataConfig(validation_file=json_lines(tmp_path / "dev.jsonl", BIO), max_length=64)
     task = TokenClassification()

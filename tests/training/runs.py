@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainingArguments
 
-from hf_dist.training.trainer import ExactTrainer
+from hf_dist.training.run.trainer import ExactTrainer
 from tests.training import toy
 
 # accelerate collects garbage at the start of every training; what is imported by now needs no second look.
