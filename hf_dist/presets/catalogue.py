@@ -8,16 +8,14 @@ every value that TrainingArguments knows stays "auto", so that the Trainer fills
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hf_dist.errors import ConfigError, nearest
-
-Device = Literal["none", "cpu", "nvme"]
-Json = dict[str, Any]
+from hf_dist.presets.reading import Device, Json, hpz_size, offload_device, offload_parts, zero_stage
 
 NVME_PATH_VARIABLE = "HF_DIST_NVME_PATH"
 NVME_PATH = "/local_nvme"
@@ -203,7 +201,7 @@ def ds_config(
         raise ConfigError(_unknown(name))
     config = PRESETS[name].config()
     if config is not None and nvme_path:
-        for part in _offload_parts(config):
+        for part in offload_parts(config):
             if part.get("device") == "nvme":
                 part["nvme_path"] = nvme_path
     if config is not None and processes_per_node and hpz_size(config) > 1:
@@ -270,44 +268,6 @@ def load_json(path: str | Path) -> Json:
     if not isinstance(config, dict):
         raise ConfigError(f"DeepSpeed config {path} holds a {type(config).__name__}; expected a JSON object")
     return config
-
-
-def zero_stage(config: Mapping[str, Any]) -> int:
-    """The ZeRO stage that a DeepSpeed configuration asks for (0 where it says nothing)."""
-    zero = config.get("zero_optimization")
-    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
-    return stage if isinstance(stage, int) else 0
-
-
-def offload_device(config: Mapping[str, Any], part: Literal["optimizer", "param"]) -> Device:
-    """The device that a DeepSpeed configuration offloads `part` to."""
-    zero = config.get("zero_optimization")
-    entry = zero.get(f"offload_{part}") if isinstance(zero, Mapping) else None
-    device = entry.get("device") if isinstance(entry, Mapping) else None
-    if device == "cpu":
-        return "cpu"
-    return "nvme" if device == "nvme" else "none"
-
-
-def hpz_size(config: Mapping[str, Any]) -> int:
-    """The group size of ZeRO++'s hierarchical partitioning; 1 without it."""
-    zero = config.get("zero_optimization")
-    size = zero.get("zero_hpz_partition_size", 1) if isinstance(zero, Mapping) else 1
-    return size if isinstance(size, int) and size > 1 else 1
-
-
-def nvme_paths(config: Mapping[str, Any]) -> list[str]:
-    """The folders that a DeepSpeed configuration swaps to, without repeats."""
-    paths = [str(part.get("nvme_path")) for part in _offload_parts(config) if part.get("device") == "nvme"]
-    return list(dict.fromkeys(paths))
-
-
-def _offload_parts(config: Mapping[str, Any]) -> Iterator[Json]:
-    zero = config.get("zero_optimization")
-    if isinstance(zero, Mapping):
-        for part in ("offload_optimizer", "offload_param"):
-            if isinstance(zero.get(part), dict):
-                yield zero[part]
 
 
 def _unknown(name: str) -> str:

@@ -12,6 +12,7 @@ from hf_dist.errors import ConfigError
 from hf_dist.presets import catalogue
 from hf_dist.presets.catalogue import PRESETS, ds_config, resolve
 from hf_dist.presets.lint import lint
+from hf_dist.presets.reading import hpz_size, nvme_paths
 
 ROOT = Path(__file__).parents[2]
 DEEPSPEED = [name for name in PRESETS if name != "none"]
@@ -55,18 +56,18 @@ def test_a_config_is_a_fresh_copy():
     ds_config("zero3")["zero_optimization"]["stage"] = 0
     ds_config("zero3_nvme", nvme_path="/elsewhere")
     assert ds_config("zero3")["zero_optimization"]["stage"] == 3
-    assert catalogue.nvme_paths(ds_config("zero3_nvme")) == [catalogue.NVME_PATH]
+    assert nvme_paths(ds_config("zero3_nvme")) == [catalogue.NVME_PATH]
 
 
 def test_the_nvme_path_can_be_named():
-    assert catalogue.nvme_paths(ds_config("zero3_nvme", nvme_path="/disk")) == ["/disk"]
-    assert catalogue.nvme_paths(resolve("zero3_nvme", nvme_path="/disk")) == ["/disk"]
+    assert nvme_paths(ds_config("zero3_nvme", nvme_path="/disk")) == ["/disk"]
+    assert nvme_paths(resolve("zero3_nvme", nvme_path="/disk")) == ["/disk"]
 
 
 def test_hierarchical_groups_are_as_large_as_a_node():
-    sizes = {catalogue.hpz_size(ds_config("zero3_hpz", processes_per_node=n)) for n in (1, 2, 4)}
+    sizes = {hpz_size(ds_config("zero3_hpz", processes_per_node=n)) for n in (1, 2, 4)}
     assert sizes == {1, 2, 4}
-    assert catalogue.hpz_size(ds_config("zero3", processes_per_node=4)) == 1
+    assert hpz_size(ds_config("zero3", processes_per_node=4)) == 1
 
 
 def test_an_unknown_preset_names_the_nearest_and_all():

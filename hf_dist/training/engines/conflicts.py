@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hf_dist.errors import ConfigError
-from hf_dist.presets.catalogue import Json, offload_device, zero_stage
+from hf_dist.presets.reading import Json, lookup, offload_device, zero_stage
+from hf_dist.training.engines.devices import has_accelerator
 from hf_dist.training.engines.launch import (
     accelerate_stage,
     asked_config,
@@ -65,8 +66,6 @@ def find_conflicts(
     """
     environ = os.environ if environ is None else environ
     if on_cpu is None:
-        from hf_dist.training.engines.lifecycle import has_accelerator
-
         on_cpu = not has_accelerator()
     config = asked_config(preset, environ)
     conflicts = [
@@ -108,14 +107,6 @@ def _value(arguments: Mapping[str, Any], name: str) -> tuple[Any, str]:
         return arguments[name], f"--{name} is {arguments[name]}"
     value = defaults().get(name)
     return value, f"--{name} is {value} (its default)"
-
-
-def lookup(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, None where a part is missing."""
-    value: Any = config
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -16,16 +16,8 @@ from pathlib import Path
 import psutil
 import yaml
 
-from hf_dist.presets.catalogue import (
-    NVME_PATH_VARIABLE,
-    PRESETS,
-    Json,
-    is_path,
-    load_json,
-    offload_device,
-    resolve,
-    zero_stage,
-)
+from hf_dist.presets.catalogue import NVME_PATH_VARIABLE, PRESETS, is_path, load_json, resolve
+from hf_dist.presets.reading import Json, offload_device, zero_stage
 
 NPROC_VARIABLE = "HF_DIST_NPROC"
 """Processes on this machine that the launch line asked for; make and our own launch lines set it."""

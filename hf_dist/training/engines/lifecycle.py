@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hf_dist.errors import ConfigError, EngineError
-from hf_dist.presets.catalogue import Json, is_path
+from hf_dist.presets.catalogue import is_path
 from hf_dist.presets.lint import lint
-from hf_dist.training.engines.conflicts import find_conflicts, lookup, refuse_conflicts
+from hf_dist.presets.reading import Json, lookup
+from hf_dist.training.engines.conflicts import find_conflicts, refuse_conflicts
+from hf_dist.training.engines.devices import has_accelerator
 from hf_dist.training.engines.launch import (
     asked_config,
     effective_preset,
@@ -51,13 +53,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("hf_dist")
-
-
-def has_accelerator() -> bool:
-    """Whether this machine has a device that torch can train on beside the CPU."""
-    import torch
-
-    return torch.accelerator.is_available() and torch.accelerator.current_accelerator() is not None
 
 
 def prepare_environment(preset: str, environ: MutableMapping[str, str] | None = None) -> None:

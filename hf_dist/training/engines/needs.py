@@ -17,7 +17,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from hf_dist.presets.catalogue import NVME_PATH, NVME_PATH_VARIABLE, nvme_paths, offload_device
+from hf_dist.presets.catalogue import NVME_PATH, NVME_PATH_VARIABLE
+from hf_dist.presets.reading import nvme_paths, offload_device
 
 logger = logging.getLogger("hf_dist")
 

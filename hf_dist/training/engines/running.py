@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_dist.errors import EngineError
-from hf_dist.presets.catalogue import hpz_size, offload_device, zero_stage
-from hf_dist.training.engines.conflicts import lookup
+from hf_dist.presets.reading import hpz_size, lookup, offload_device, zero_stage
 from hf_dist.training.engines.launch import asked_config, effective_preset, launch_line, world_size
 
 if TYPE_CHECKING:
