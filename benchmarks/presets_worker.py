@@ -23,6 +23,7 @@ def main() -> None:
     options = parser.parse_args()
 
     from hf_dist.training.engines import lifecycle
+    from hf_dist.training.engines.running import read_engine
 
     lifecycle.prepare_environment(options.preset)
 
@@ -67,7 +68,7 @@ def main() -> None:
     measured = {"imported": imported, "train_peak": peaks[0], "peak": _peak(), "seconds": seconds}
     dist.all_gather_object(found, measured)
     if trainer.is_world_process_zero():
-        running = lifecycle.read_engine(trainer)
+        running = read_engine(trainer)
         content = {"engine": running.name, "parameters": parameters, "ranks": found}
         (options.folder / "measured.json").write_text(json.dumps(content))
     lifecycle.shutdown()

@@ -21,6 +21,8 @@ def main() -> None:
     options = parser.parse_args()
 
     from hf_dist.training.engines import lifecycle as engine
+    from hf_dist.training.engines.conflicts import refuse_conflicts
+    from hf_dist.training.engines.running import check_engine, read_engine
 
     engine.prepare_environment(options.preset)
 
@@ -34,7 +36,7 @@ def main() -> None:
         "gradient_accumulation_steps": options.gradient_accumulation_steps,
         "bf16": options.bf16,
     }
-    engine.refuse_conflicts(options.preset, given, optim_from_json=options.optim_from_json)
+    refuse_conflicts(options.preset, given, optim_from_json=options.optim_from_json)
     overrides = engine.training_argument_overrides(
         options.preset, given, optim_from_json=options.optim_from_json
     )
@@ -55,8 +57,8 @@ def main() -> None:
 
     class Read(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
-            running = engine.read_engine(trainer)
-            engine.check_engine(options.preset, running, training_arguments=given)
+            running = read_engine(trainer)
+            check_engine(options.preset, running, training_arguments=given)
             found.update(name=running.name, **dataclasses.asdict(running))
             found["bucket_view"] = getattr(trainer.model_wrapped, "gradient_as_bucket_view", None)
 

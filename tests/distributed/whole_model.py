@@ -22,6 +22,7 @@ def main() -> None:
     options = parser.parse_args()
 
     from hf_dist.training.engines import lifecycle
+    from hf_dist.training.engines.running import read_engine
 
     lifecycle.prepare_environment(options.preset)
 
@@ -62,7 +63,7 @@ def main() -> None:
         model=model, args=arguments, train_dataset=data, eval_dataset=data.select(range(8))
     )
     trainer.train()
-    running = lifecycle.read_engine(trainer)
+    running = read_engine(trainer)
     trainer.save_model(str(options.folder / "saved"))
 
     live = trainer.model_wrapped

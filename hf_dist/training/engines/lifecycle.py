@@ -19,7 +19,6 @@ from hf_dist.errors import ConfigError, EngineError
 from hf_dist.presets.catalogue import is_path
 from hf_dist.presets.lint import lint
 from hf_dist.presets.reading import Json, lookup
-from hf_dist.training.engines.conflicts import find_conflicts, refuse_conflicts
 from hf_dist.training.engines.devices import has_accelerator
 from hf_dist.training.engines.launch import (
     asked_config,
@@ -30,27 +29,9 @@ from hf_dist.training.engines.launch import (
     world_size,
 )
 from hf_dist.training.engines.needs import missing_needs, nvme_space_problem, show_own_ninja
-from hf_dist.training.engines.running import Engine, check_engine, expected_engine, read_engine
 
 if TYPE_CHECKING:
     from transformers import Trainer
-
-__all__ = [
-    "Engine",
-    "check_engine",
-    "check_space",
-    "expected_engine",
-    "find_conflicts",
-    "launch_line",
-    "outside_zero_init",
-    "prepare_environment",
-    "read_engine",
-    "refuse_conflicts",
-    "shutdown",
-    "start_communication",
-    "training_argument_overrides",
-    "tune_ddp",
-]
 
 logger = logging.getLogger("hf_dist")
 

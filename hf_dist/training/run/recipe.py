@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
 from hf_dist.config import DataConfig, ModelConfig, RunConfig
-from hf_dist.training.engines import lifecycle as engines
+from hf_dist.training.engines.running import Engine, check_engine, read_engine
 from hf_dist.training.models.compilation import compiled_graphs, compiles
 from hf_dist.training.ranks.gather import on_main
 from hf_dist.training.ranks.stopping import Interrupted
@@ -127,11 +127,9 @@ class Recipe:
     def _split(self, name: str) -> Dataset:
         return self.datasets[name]
 
-    def _check_engine(self) -> engines.Engine:
-        engine = engines.read_engine(self.trainer)
-        engines.check_engine(
-            self.config.engine.preset, engine, training_arguments=self.config.training_arguments
-        )
+    def _check_engine(self) -> Engine:
+        engine = read_engine(self.trainer)
+        check_engine(self.config.engine.preset, engine, training_arguments=self.config.training_arguments)
         return engine
 
     def _train(self) -> dict[str, float]:
@@ -201,7 +199,7 @@ class Recipe:
         (self.output_dir / CARD_FILE).write_text(card, encoding="utf-8")
 
     def _facts(self) -> dict[str, Any]:
-        engine = engines.read_engine(self.trainer)
+        engine = read_engine(self.trainer)
         return {"world_size": engine.world_size, "engine": engine.name}
 
     def _write_results(self, results: dict[str, Any]) -> None:

@@ -41,6 +41,7 @@ from hf_dist.training.adapters import lora
 from hf_dist.training.checkpoints.facts import run_facts
 from hf_dist.training.engines import lifecycle as engines
 from hf_dist.training.engines.conflicts import refuse_conflicts
+from hf_dist.training.engines.running import expected_engine
 from hf_dist.training.flags.parsing import parse
 from hf_dist.training.models.compilation import CountGraphs, compiles, prepare_compilation
 from hf_dist.training.models.initial import set_dropout
@@ -287,7 +288,7 @@ def _print_dry_run(prepared: _Prepared) -> None:
         steps = total_steps(plan, config.training_arguments)
         print(f"steps: {steps} ({plan.steps_per_epoch} an epoch)")
         print("\n".join(prepared.report.lines()))
-    print(f"engine: {engines.expected_engine(config.engine.preset).name} ({world_size} process(es))")
+    print(f"engine: {expected_engine(config.engine.preset).name} ({world_size} process(es))")
 
 
 def _assemble(prepared: _Prepared) -> Recipe:
@@ -350,7 +351,7 @@ def _assemble(prepared: _Prepared) -> Recipe:
         on_nan=loop.on_nan,
         run_facts=facts,
         copies=copies,
-        engine_name=engines.expected_engine(preset).name,
+        engine_name=expected_engine(preset).name,
         whole_model=builder.build_whole,
         built_from=checkpoint,
         callbacks=callbacks,

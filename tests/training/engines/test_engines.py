@@ -16,9 +16,9 @@ from hf_dist.errors import ConfigError, EngineError
 from hf_dist.presets.catalogue import PRESETS, ds_config
 from hf_dist.training.engines import lifecycle as engines
 from hf_dist.training.engines import needs
-from hf_dist.training.engines.conflicts import find_conflicts
+from hf_dist.training.engines.conflicts import find_conflicts, refuse_conflicts
 from hf_dist.training.engines.launch import effective_preset, launch_line, launch_problems
-from hf_dist.training.engines.running import Engine
+from hf_dist.training.engines.running import Engine, check_engine
 
 TORCHRUN = {
     "RANK": "1",
@@ -217,7 +217,7 @@ def test_all_conflicts_are_found_at_once(own):
     found = conflicts(file, {"fp16": True, "fsdp": "full_shard", "optim": "adafactor"})
     assert len(found) == 5
     with pytest.raises(ConfigError, match="5 conflicts"):
-        engines.refuse_conflicts(file, {"fp16": True, "fsdp": "full_shard"}, environ={}, on_cpu=True)
+        refuse_conflicts(file, {"fp16": True, "fsdp": "full_shard"}, environ={}, on_cpu=True)
 
 
 def test_the_optimizer_of_the_json_on_request(own):
@@ -487,7 +487,7 @@ def test_names_of_engines(engine, name):
 )
 def test_another_engine_is_an_error_with_the_line_that_works(engine, said):
     with pytest.raises(EngineError) as caught:
-        engines.check_engine("zero3", engine, TORCHRUN)
+        check_engine("zero3", engine, TORCHRUN)
     message = str(caught.value)
     assert said in message
     assert "torchrun --standalone --nproc_per_node 2" in message and "--preset zero3" in message
@@ -495,6 +495,6 @@ def test_another_engine_is_an_error_with_the_line_that_works(engine, said):
 
 def test_the_right_engine_passes_and_the_precision_counts():
     engine = Engine(kind="deepspeed", zero_stage=3, world_size=2, data_parallel_size=2)
-    engines.check_engine("zero3", engine, TORCHRUN, {"bf16": False})
+    check_engine("zero3", engine, TORCHRUN, {"bf16": False})
     with pytest.raises(EngineError, match="precision is fp32 instead of bf16"):
-        engines.check_engine("zero3", engine, TORCHRUN, {"bf16": True})
+        check_engine("zero3", engine, TORCHRUN, {"bf16": True})
