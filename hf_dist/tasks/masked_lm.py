@@ -17,6 +17,7 @@ from hf_dist.config import DataConfig, ModelConfig, at_least, option
 from hf_dist.data.builtin.language_models import docstring_texts
 from hf_dist.data.collate import IGNORED
 from hf_dist.data.loading import sources
+from hf_dist.data.loading.named import is_builtin
 from hf_dist.data.tokenizing import encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.tasks.base import Task
@@ -79,7 +80,7 @@ class MaskedLM(Task[MaskedLMSettings]):
             DataError: something is wrong with a file or a column.
         """
         self._max_length = data.max_length
-        if self.settings.mlm_probability is None and sources.is_builtin(data):
+        if self.settings.mlm_probability is None and is_builtin(data):
             self._share = _BUILTIN_SHARE
         splits = sources.load_splits(data, self.builtin_splits)
         found = DatasetDict({split: self.convert(rows, split) for split, rows in splits.items()})

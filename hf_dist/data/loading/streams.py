@@ -17,9 +17,9 @@ from datasets.table import InMemoryTable
 
 from hf_dist.config import DataConfig, FileFormat
 from hf_dist.data.loading.hub import stream_faults, stream_hub
+from hf_dist.data.loading.named import files_by_split, load_local, named_folder
 from hf_dist.data.loading.saved import is_saved, load_saved, load_saved_split
 from hf_dist.data.loading.shards import check_columns, files_of, formats_of
-from hf_dist.data.loading.sources import files_by_split, load_local, named_folder
 from hf_dist.data.readers.cells import FixedKinds
 from hf_dist.data.readers.files import FORMATS, TextFormat, read_rows
 from hf_dist.data.readers.json_cells import JsonColumns, schema_with_json_text
