@@ -154,12 +154,28 @@ def settle(
             notes.append(f"--{name} has no effect without --{needed}")
     if values.get("overwrite_output_dir") and "output_dir" not in values:
         notes.append("--overwrite_output_dir has no effect without --output_dir: each run gets a folder")
+    _settle_rate(named, values, notes)
     _settle_paces(named, values, notes)
     if by_rows := _by_rows(named):
         _settle_rows(named, values, notes)
     if from_stock or by_rows:
         _name_defaults(named, values, notes)
     return values, notes
+
+
+def _settle_rate(named: Mapping[str, Any], values: dict[str, Any], notes: list[str]) -> None:
+    """A recipe's own learning rate suits a small model drawn anew; a trained one takes the usual rate."""
+    trains = named.get("do_train") or not (named.get("do_eval") or named.get("do_predict"))
+    adapts = values.get("peft", "none") != "none" or values.get("adapter_name_or_path") is not None
+    if not trains or adapts or named.get("model_name_or_path") is None or "learning_rate" in named:
+        return
+    usual, own = _STOCK_DEFAULTS["learning_rate"], values.get("learning_rate")
+    if own is not None and own != usual:
+        values["learning_rate"] = usual
+        notes.append(
+            f"--learning_rate {usual}, the usual one for a trained model; this recipe's own ({own}) suits a "
+            "small one drawn anew"
+        )
 
 
 def _settle_paces(named: Mapping[str, Any], values: dict[str, Any], notes: list[str]) -> None:

@@ -167,4 +167,13 @@ def with_logging_steps(config: RunConfig, steps: int) -> RunConfig:
     if arguments.get("logging_steps") is not None or not by_steps:
         return config
     chosen = {**arguments, "logging_steps": default_logging_steps(steps)}
+    paces = [chosen.get(name) for name in ("eval_strategy", "save_strategy")]
+    if (
+        chosen.get("load_best_model_at_end")
+        and paces == ["steps", "steps"]
+        and not {"eval_steps", "save_steps"} & chosen.keys()
+    ):
+        # Evaluations come with the log then, and only what was evaluated can be the best: transformers wants
+        # a multiple, as near its own 500 as there is one.
+        chosen["save_steps"] = -(-500 // chosen["logging_steps"]) * chosen["logging_steps"]
     return dataclasses.replace(config, training_arguments=chosen)

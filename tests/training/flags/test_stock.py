@@ -283,6 +283,24 @@ def test_defaults_that_train_otherwise_than_the_script_are_named():
     assert run("summarization", "--num_train_epochs=3").notes == ()
 
 
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ((), 0.004),
+        (("--model_name_or_path=t5",), 5e-5),
+        (("--model_name_or_path=t5", "--do_train", "--do_eval"), 5e-5),
+        (("--model_name_or_path=t5", "--learning_rate=3e-4"), 3e-4),
+        (("--model_name_or_path=t5", "--peft=lora"), 0.004),
+        (("--model_name_or_path=t5", "--do_eval"), 0.004),
+    ],
+)
+def test_a_trained_model_is_trained_with_the_usual_rate_and_a_line_says_so(words, rate):
+    config = run("summarization", *words)
+    assert config.training_arguments["learning_rate"] == rate
+    said = [note for note in config.notes if "the usual one for a trained model" in note]
+    assert len(said) == (rate == 5e-5)
+
+
 def test_flags_without_effect_are_named():
     assert (
         "--metric_for_best_model has no effect without --load_best_model_at_end"

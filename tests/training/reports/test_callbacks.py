@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from hf_dist.config import RunConfig
 from hf_dist.data.progress import duration
 from hf_dist.training.reports.callbacks import TrainingProgress
-from hf_dist.training.steps.plan import default_logging_steps
+from hf_dist.training.steps.plan import default_logging_steps, with_logging_steps
 
 
 class Run:
@@ -106,3 +107,12 @@ def test_the_default_gives_20_to_50_lines():
         every = default_logging_steps(steps)
         assert steps // every == steps if steps < 20 else 20 <= steps // every <= 50
         assert str(every).rstrip("0") in ("1", "2", "5")
+
+
+@pytest.mark.parametrize("steps", [30, 700, 9_000, 20_000])
+def test_saves_of_the_best_fall_on_evaluations_that_come_with_the_log(steps, tmp_path):
+    asked = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
+    found = with_logging_steps(RunConfig(training_arguments=asked), steps).training_arguments
+    # transformers refuses what is no multiple.
+    taken = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **found)
+    assert taken.save_steps % taken.eval_steps == 0 and 500 <= taken.save_steps < 1000
