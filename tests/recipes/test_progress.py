@@ -121,7 +121,7 @@ def test_a_resumed_run_counts_from_where_it_is(flags, piped, tmp_path, capsys):
 
 def test_a_resumed_run_that_is_longer_logs_and_saves_as_it_says(flags, piped, tmp_path, capsys):
     more = (f"--resume={piped[0] / 'checkpoint-30'}", "--max_steps=120", f"--output_dir={tmp_path / 'run'}")
-    assert call(main, *flags, *more, "--do_train", "--eval_strategy=no", "--save_steps=40") == 0
+    assert call(main, *flags, *more, "--do_train", "--eval_steps=1000", "--save_steps=40") == 0
     assert {path.name for path in (tmp_path / "run").glob("checkpoint-*")} == {
         "checkpoint-80",
         "checkpoint-120",
