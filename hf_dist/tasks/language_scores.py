@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_dist.data.collate import IGNORED
+from hf_dist.data.device import to_device, to_host
 
 
 class RowSums(NamedTuple):
@@ -43,16 +44,25 @@ def row_sums(logits: Tensor, labels: Tensor, *, shift: bool, unigram: Tensor | N
     """
     if shift:
         logits, labels = logits[:, :-1], labels[:, 1:]
-    found = []
+    # Where the targets are is decided on the host: a selection by a mask waits for the device to count it.
+    (on_host,) = to_host(labels)
+    kept = on_host != IGNORED
+    tokens = kept.sum(dim=1).tolist()
+    places = to_device(kept.nonzero()[:, 1], logits.device).split(tokens)
+    nll, correct = [], []
     # Row by row, so that only one row's logits are copied to float32.
-    for row, targets in zip(logits, labels, strict=True):
-        kept = targets != IGNORED
-        wanted, scores = targets[kept], row[kept].float()
-        nll = functional.cross_entropy(scores, wanted, reduction="sum") if len(wanted) else scores.sum()
-        frequency = 0.0 if unigram is None else unigram[wanted.cpu()].sum().item()
-        correct = int((scores.argmax(dim=-1) == wanted).sum()) if len(wanted) else 0
-        found.append(RowSums(nll.item(), correct, len(wanted), frequency))
-    return found
+    for row, targets, place in zip(logits, labels, places, strict=True):
+        wanted, scores = targets[place], row[place].float()
+        nll.append(functional.cross_entropy(scores, wanted, reduction="sum"))
+        correct.append((scores.argmax(dim=-1) == wanted).sum())
+    if not tokens:
+        return []
+    losses, hits = to_host(torch.stack(nll), torch.stack(correct))
+    frequencies = [
+        0.0 if unigram is None else unigram[targets[real]].sum().item()
+        for targets, real in zip(on_host, kept, strict=True)
+    ]
+    return list(map(RowSums, losses.tolist(), hits.tolist(), tokens, frequencies))
 
 
 def score_sums(rows: Sequence[RowSums], *, with_baseline: bool) -> dict[str, float]:

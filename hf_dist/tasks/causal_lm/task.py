@@ -325,7 +325,7 @@ class CausalLM(Task[CausalLMSettings]):
             synced_gpus=synced,
             use_cache=True,
         )
-        answers = tokens[:, batch["input_ids"].shape[1] :]
+        answers = tokens[:, batch["input_ids"].shape[1] :].cpu()
         return [text.strip() for text in self._tokenizer.batch_decode(answers, skip_special_tokens=True)]
 
     def score(self, predictions: Sequence[RowSums], dataset: Dataset) -> dict[str, float]:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_dist.data.device import to_host
+
 OUTSIDE = -1
 """The offset of a token that is not part of the context."""
 
@@ -208,17 +210,19 @@ def best_candidates(
     nulls = starts.gather(1, null[:, None]) + ends.gather(1, null[:, None])
     kept = min(n_best, mask.shape[1])
     best = [logits.topk(kept, dim=1) for logits in (starts, ends)]
-    places = [(found.indices - first[:, None]).cpu().numpy() for found in best]
-    values = [found.values.cpu().numpy() for found in best]
+    null_scores, *found = to_host(
+        nulls[:, 0], *(one.indices - first[:, None] for one in best), *(one.values for one in best)
+    )
+    starts_at, ends_at, start_values, end_values = (tensor.numpy() for tensor in found)
     return [
         Candidates(
-            starts=places[0][row].copy(),
-            start_logits=values[0][row].copy(),
-            ends=places[1][row].copy(),
-            end_logits=values[1][row].copy(),
+            starts=starts_at[row].copy(),
+            start_logits=start_values[row].copy(),
+            ends=ends_at[row].copy(),
+            end_logits=end_values[row].copy(),
             null=null_score,
         )
-        for row, null_score in enumerate(nulls[:, 0].tolist())
+        for row, null_score in enumerate(null_scores.tolist())
     ]
 
 

@@ -332,7 +332,8 @@ class Seq2Seq(Task[S]):
 
     def texts(self, tokens: Tensor) -> list[str]:
         """Rows of token ids as texts, without special tokens."""
-        texts = self._known_tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        # A tokenizer would fetch row by row from the device.
+        texts = self._known_tokenizer.batch_decode(tokens.cpu(), skip_special_tokens=True)
         return [text.strip() for text in texts]
 
     @property

@@ -169,8 +169,10 @@ class Translation(Seq2Seq[TranslationSettings]):
     def texts(self, tokens: Tensor) -> list[str]:
         """Also without languages, which M2M100 doesn't always count as special (transformers 5.24)."""
         if self._marks:
-            marks = torch.tensor(sorted(self._marks), device=tokens.device)
-            tokens = tokens.masked_fill(torch.isin(tokens, marks), self.pad_token_id)
+            tokens = tokens.cpu()
+            tokens = tokens.masked_fill(
+                torch.isin(tokens, torch.tensor(sorted(self._marks))), self.pad_token_id
+            )
         return super().texts(tokens)
 
     # ---- Scores ----

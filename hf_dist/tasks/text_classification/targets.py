@@ -22,6 +22,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from hf_dist.data import labels
 from hf_dist.data.class_list import FIRST_ROWS, SplitLabels, Words, all_classes, check_seen, learned
+from hf_dist.data.device import to_host
 from hf_dist.data.loading import sources
 from hf_dist.errors import DataError
 from hf_dist.metrics import load_metric
@@ -105,7 +106,8 @@ class SingleLabel:
     def predict(self, logits: torch.Tensor, threshold: float) -> list[tuple[int, float]]:
         """The class with the highest logit and its probability, for each row."""
         best = torch.softmax(logits.float(), dim=-1).max(dim=-1)
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        places, probabilities = to_host(best.indices, best.values)
+        return list(zip(places.tolist(), probabilities.tolist(), strict=True))
 
     def record(self, prediction: tuple[int, float]) -> dict[str, Any]:
         """What predictions.jsonl shows."""
@@ -190,7 +192,8 @@ class MultiLabel:
 
     def predict(self, logits: torch.Tensor, threshold: float) -> list[list[int]]:
         """The classes whose probability reaches the threshold, for each row."""
-        return [row.nonzero().flatten().tolist() for row in torch.sigmoid(logits.float()) >= threshold]
+        (reached,) = to_host(torch.sigmoid(logits.float()) >= threshold)
+        return [row.nonzero().flatten().tolist() for row in reached]
 
     def record(self, prediction: Sequence[int]) -> dict[str, Any]:
         """What predictions.jsonl shows."""

@@ -22,6 +22,7 @@ from hf_dist.data import labels
 from hf_dist.data.builtin import token_classification as builtin_tagging
 from hf_dist.data.class_list import FIRST_ROWS, Words, all_classes, check_seen, learned, shown_by
 from hf_dist.data.collate import IGNORED
+from hf_dist.data.device import to_host
 from hf_dist.data.loading import sources
 from hf_dist.data.tokenizing import count_true, encode_rows
 from hf_dist.errors import ConfigError, DataError
@@ -190,9 +191,8 @@ class TokenClassification(Task[TokenClassificationSettings]):
 
     def predict(self, outputs: Any, batch: Mapping[str, Any]) -> list[np.ndarray]:
         """The tag id with the highest logit at every token of each row, without padding."""
-        best = outputs["logits"].argmax(dim=-1).to(torch.int32).cpu().numpy()
-        mask = batch["attention_mask"].bool().cpu().numpy()
-        return [row[real] for row, real in zip(best, mask, strict=True)]
+        best, mask = to_host(outputs["logits"].argmax(dim=-1).to(torch.int32), batch["attention_mask"].bool())
+        return [row[real] for row, real in zip(best.numpy(), mask.numpy(), strict=True)]
 
     def score(self, predictions: Sequence[np.ndarray], dataset: Dataset) -> dict[str, float]:
         """Entities by seqeval, or plain tags by scikit-learn, and the same of a baseline.

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_dist.config import OnNaN
+from hf_dist.data.device import to_device
 from hf_dist.errors import HfDistError
 
 logger = logging.getLogger("hf_dist")
@@ -108,14 +109,24 @@ class Stopping:
 
     # ---- Agreement ----
 
-    def flags(self, device: torch.device) -> Tensor:
-        """(3,) int64 of this rank: SIGTERM came, SIGINT came, a loss was no number since the last call."""
+    def flags(self, device: torch.device, counts: Sequence[int] = ()) -> Tensor:
+        """What a rank brings to the step's reduction, in one copy to the device.
+
+        Args:
+            device: Where it is reduced.
+            counts: What else is summed up over the ranks.
+
+        Returns:
+            (counts + 3,) int64: the counts, SIGTERM came, SIGINT came, a loss was no number since the last
+            call.
+        """
         came = [int(self._came == number) for number in _SIGNALS]
         bad = torch.zeros((), dtype=torch.int64, device=device)
         if self._bad is not None and self._on_nan == "stop":
             bad = self._bad.to(device=device, dtype=torch.int64)
         self._bad = None
-        return torch.cat([torch.tensor(came, dtype=torch.int64, device=device), bad[None]])
+        known = to_device(torch.tensor([*counts, *came], dtype=torch.int64), device)
+        return torch.cat([known, bad[None]])
 
     def agree(self, total: Tensor) -> None:
         """Takes the sum of the flags over the ranks; it is read once the step is done."""

@@ -20,6 +20,7 @@ class TokenCounters:
         """Starts from zero; what holds this object (a progress bar) keeps it."""
         self.rank_computed_tokens = 0
         self._totals: Tensor | None = None
+        self._read: tuple[int, int] | None = None
 
     def add(self, totals: Tensor, rank_computed_tokens: int) -> None:
         """Adds a step.
@@ -30,17 +31,27 @@ class TokenCounters:
             rank_computed_tokens: Computed tokens of this rank.
         """
         self._totals = totals.clone() if self._totals is None else self._totals + totals
+        self._read = None
         self.rank_computed_tokens += rank_computed_tokens
+
+    def _on_host(self) -> tuple[int, int]:
+        """Both totals, for which the host waits once however often they are asked for."""
+        if self._totals is None:
+            return 0, 0
+        if self._read is None:
+            real, computed = self._totals.tolist()
+            self._read = real, computed
+        return self._read
 
     @property
     def real_tokens(self) -> int:
         """Tokens trained so far on all ranks, without padding and empty micro-batches."""
-        return 0 if self._totals is None else int(self._totals[0])
+        return self._on_host()[0]
 
     @property
     def computed_tokens(self) -> int:
         """Tokens computed so far on all ranks, with padding and empty micro-batches."""
-        return 0 if self._totals is None else int(self._totals[1])
+        return self._on_host()[1]
 
     def metrics(self, computed_by_rank: Tensor, seconds: float) -> dict[str, float]:
         """The counts as metrics.

@@ -239,13 +239,9 @@ class ExactTrainer(ResumingTrainer):
         """Items of the whole step, over all ranks and accumulation steps (a scalar, int64)."""
         keys: list[BatchKey] = [batch[BATCH_KEY] for batch in batch_samples]
         computed = sum(key.computed_tokens for key in keys)
-        local = torch.tensor(
-            [sum(key.items for key in keys), sum(key.real_tokens for key in keys), computed],
-            dtype=torch.int64,
-            device=device,
-        )
+        counts = [sum(key.items for key in keys), sum(key.real_tokens for key in keys), computed]
         # Whether to stop travels along: one reduction a step, and all ranks stop behind the same one.
-        local = torch.cat([local, self.stopping.flags(device)])
+        local = self.stopping.flags(device, counts)
         total = self.accelerator.reduce(local, "sum").to(torch.int64) // self._replicas
         self.stopping.agree(total[3:])
         self.counters.add(total[1:3], computed)

@@ -161,7 +161,7 @@ class EvaluatingTrainer(PlannedTrainer):
                     sums[2] += 1
                 elif key.items:
                     sums += torch.stack(
-                        [mean.double() * key.items, sums.new_tensor(key.items), sums.new_zeros(())]
+                        [mean.double() * key.items, sums.new_full((), key.items), sums.new_zeros(())]
                     )
                 if predicts and (predicted := self._predict_batch(outputs, batch, key)) is not None:
                     predictions += zip(key.rows, predicted, strict=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_dist.data.collate import IGNORED
+from hf_dist.data.device import to_device
 from hf_dist.errors import ConfigError
 from hf_dist.tasks.items import ExampleItems, Items, SpanItems, TokenItems
 
@@ -131,7 +132,7 @@ def _cross_entropy_sum(logits: Tensor, labels: Tensor, reshaping: Reshaping) -> 
         reduction="sum",
         ignore_index=IGNORED,
         label_smoothing=reshaping.label_smoothing,
-        weight=None if weights is None else torch.tensor(weights, device=logits.device),
+        weight=None if weights is None else to_device(torch.tensor(weights), logits.device),
     )
 
 
@@ -230,7 +231,8 @@ class StepLoss:
         found = self.found or Probe(LossMode.OURS, extras=False)
         if found.mode is LossMode.COUNTED:
             # A tensor, as the Trainer gives it: a compiled model would be built anew for every number.
-            count = torch.tensor(max(items, 1), device=batch[label_names(self.items)[0]].device)
+            # Filled on the device: a copy from the host would wait for it.
+            count = torch.full((), max(items, 1), device=batch[label_names(self.items)[0]].device)
             outputs = model(**batch, num_items_in_batch=count)
         elif found.mode is LossMode.OWN_MEAN or keep_labels:
             outputs = model(**batch)

@@ -190,8 +190,13 @@ class PlannedTrainer(Trainer):
             rng_types=None,
             # Of a stream rank 0's batches would be sent to all others.
             dispatch_batches=False,
-            non_blocking=self.accelerator.non_blocking,
+            # What a batch in pinned memory is for; accelerate's own default is to wait for each copy.
+            non_blocking=self.accelerator.non_blocking or self._pins(loader),
         )
+
+    def _pins(self, loader: DataLoader) -> bool:
+        """Whether the loader's batches lie in memory that a GPU copies from by itself."""
+        return loader.pin_memory and self.accelerator.device.type == "cuda"
 
     def _lengths(self, dataset: Any) -> np.ndarray:
         """Tokens of each row, shape (rows,), or (rows, 2) for encoder and decoder."""

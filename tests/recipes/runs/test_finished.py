@@ -15,7 +15,7 @@ import pytest
 
 from recipes.text_classification import build, main
 from tests.launch import ROOT, call, losses, only_error, start
-from tests.recipes.test_resume import same_weights
+from tests.recipes.runs.test_resume import same_weights
 
 FLAGS = (
     "--max_train_samples=120",

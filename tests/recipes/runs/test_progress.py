@@ -15,7 +15,7 @@ from hf_dist.data import progress
 from recipes.text_classification import main
 from tests.launch import call, start
 from tests.recipes.seq2seq_runs import write
-from tests.recipes.test_adapters import CASES
+from tests.recipes.models.adapter_runs import CASES
 
 LINE = re.compile(
     r"step ([\d,]+)/([\d,]+) \((\d+) %\): loss (\S+), lr (\S+), ([\d,]+) tokens/s, "
