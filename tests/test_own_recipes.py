@@ -24,6 +24,14 @@ from tests.launch import ROOT, call, losses, only_error, start
 
 ROWS = [(number, f"the text of {number} words") for number in (0, 1, 3, 5, 2, 7, 9, 4)]
 LINES = "".join(f"{number} | {text}\n" for number, text in ROWS)
+LABELS = torch.tensor([number % 2 for number, _ in ROWS])
+
+
+def loss_of(model, texts) -> float:
+    """By the model's own logits, with nothing of hf_dist."""
+    with torch.no_grad():
+        logits = model.eval()(**texts.to(model.device)).logits
+    return torch.nn.functional.cross_entropy(logits, LABELS.to(logits.device)).item()
 
 
 @pytest.fixture
@@ -40,14 +48,15 @@ def outside(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def small(folder, **more):
+def small(folder, nproc=1, **more):
     return {
         "train_file": str(folder / "rows.bars"),
         "validation_file": str(folder / "rows.bars"),
         "output_dir": str(folder / "run"),
         "max_steps": 2,
         # All rows in one step.
-        "max_tokens_per_device": 1024,
+        "batching": "examples",
+        "per_device_train_batch_size": 8 // nproc,
         "dropout": 0.0,
         "logging_steps": 1,
         "save_strategy": "no",
@@ -67,23 +76,16 @@ def test_a_task_and_a_format_from_outside_train_and_go(outside):
     assert (formats(), endings()) == before, "the format outlives what it was brought for"
     tokenizer = recipe.tokenizer
     texts = tokenizer([text for _, text in ROWS], padding=True, return_tensors="pt")
-    labels = torch.tensor([number % 2 for number, _ in ROWS])
-
-    def loss_of(model) -> float:
-        with torch.no_grad():
-            logits = model.eval()(**texts.to(model.device)).logits
-        return torch.nn.functional.cross_entropy(logits, labels.to(logits.device)).item()
-
-    first = loss_of(recipe.model)
+    first = loss_of(recipe.model, texts)
     results = recipe.run()
     assert losses(outside / "run")[0] == pytest.approx(first, rel=1e-5)
     # What is saved is what was trained, and the score is that of a model loaded without hf_dist.
     saved = AutoModelForSequenceClassification.from_pretrained(outside / "run")
     assert AutoTokenizer.from_pretrained(outside / "run").get_vocab() == tokenizer.get_vocab()
-    assert results["eval_loss"] == pytest.approx(loss_of(saved), rel=1e-5)
+    assert results["eval_loss"] == pytest.approx(loss_of(saved, texts), rel=1e-5)
     assert results["eval_loss"] != pytest.approx(first, rel=1e-3)
     guesses = saved(**texts).logits.argmax(-1)
-    assert results["eval_accuracy"] == pytest.approx((guesses == labels).float().mean().item())
+    assert results["eval_accuracy"] == pytest.approx((guesses == LABELS).float().mean().item())
     assert load_file(outside / "run" / "model.safetensors")["classifier.bias"].shape == (2,)
     # Without it the format is unknown.
     stock = small(outside, label_column="number", output_dir=str(outside / "other"))
@@ -110,11 +112,19 @@ def test_a_format_from_outside_on_the_command_line(outside, capsys):
 
 @pytest.mark.slow
 def test_two_processes_read_a_format_from_outside(outside):
-    flags = [f"--{name}={value}" for name, value in small(outside).items()]
+    flags = [f"--{name}={value}" for name, value in small(outside, nproc=2).items()]
     # A path: `start` takes names of ours, and a name with a folder in front is one too.
-    done = start(str(outside / "toy_recipe"), *flags, "--micro_batches_per_rank=1", nproc=2)
+    done = start(str(outside / "toy_recipe"), *flags, nproc=2)
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads((outside / "run" / "all_results.json").read_text())["world_size"] == 2
+    import toy_recipe
+
+    # The seed is the same, so this is the model that the two started with.
+    recipe = toy_recipe.build(**small(outside, output_dir=str(outside / "other")))
+    texts = recipe.tokenizer([text for _, text in ROWS], padding=True, return_tensors="pt")
+    first, second = losses(outside / "run")
+    assert first == pytest.approx(loss_of(recipe.model, texts), rel=1e-5)
+    assert second != first
 
 
 def test_a_format_with_a_recipe_of_ours_and_streams_that_outlive_it(outside):
