@@ -10,15 +10,21 @@ ARGS    ?=
 # torchrun starts the processes that are asked for on CPUs as well as on GPUs; HF_DIST_NPROC lets a run
 # notice a launcher that did not.
 LAUNCH  = HF_DIST_NPROC=$(NPROC) $(BIN)/$(if $(filter 1,$(NPROC)),python,torchrun --standalone --nproc_per_node $(NPROC))
-RECIPES := text-classification token-classification question-answering summarization translation \
-           causal-lm masked-lm
+SCRIPTS := $(filter-out recipes/__init__.py,$(wildcard recipes/*.py))
+RECIPES := $(subst _,-,$(basename $(notdir $(SCRIPTS))))
 
 .DEFAULT_GOAL := help
-.PHONY: help install system-deps test test-all check bench clean $(RECIPES)
+.PHONY: help rooms install system-deps test test-all check bench clean $(RECIPES)
 
 help:  ## List the targets
 	@echo "hf_dist: make TARGET [NPROC=2] [PRESET=zero2] [ARGS=\"--max_steps 50\"]"
 	@awk -F ':.*## ' '/^[a-z][a-z_-]*:.*## / {printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'FNR == 1 {name = FILENAME; gsub(/recipes\/|\.py/, "", name); gsub(/_/, "-", name); \
+	  gsub(/"""/, ""); printf "  %-22s %s\n", name, $$0}' $(SCRIPTS)
+
+rooms:  ## Say what each folder of hf_dist/ is for
+	@awk 'FNR == 1 {name = FILENAME; sub(/\/__init__\.py/, "", name); gsub(/"""/, ""); \
+	  printf "%-36s %s\n", name, $$0}' $$(find hf_dist -mindepth 2 -name __init__.py | sort)
 
 $(STAMP): setup.cfg setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,14 +35,6 @@ install: $(STAMP)  ## Make .venv with hf_dist and the tested versions in it
 
 system-deps:  ## Install the optional system packages (libaio, for the zero3_nvme preset; needs root)
 	apt-get update -qq && apt-get install -y -qq libaio-dev
-
-text-classification:  ## Train a text classifier
-token-classification:  ## Train a tagger
-question-answering:  ## Train a model that finds answers in a text
-summarization:  ## Train a summarizer
-translation:  ## Train a translator
-causal-lm:  ## Train a causal language model (text, prompts, conversations)
-masked-lm:  ## Train a masked language model
 
 $(RECIPES): $(STAMP)
 	$(LAUNCH) recipes/$(subst -,_,$@).py --preset $(PRESET) $(ARGS)

@@ -69,7 +69,11 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "recipe.",
         allow_abbrev=False,
     )
-    verify.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or the path of its script")
+    verify.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="name of a recipe, here or of an installed package, or the path of its script",
+    )
     verify.add_argument(
         "--splits", default="1x1,1x4,2x2", help="processes x forward passes of each in a step (%(default)s)"
     )

@@ -20,7 +20,6 @@ Normalization = Literal["step", "mean"]
 OnNaN = Literal["stop", "skip"]
 Peft = Literal["none", "lora", "dora", "rslora"]
 Quantize = Literal["4bit", "8bit"]
-FileFormat = Literal["conll", "csv", "tsv", "json", "jsonl", "txt", "parquet", "arrow"]
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -85,7 +84,7 @@ class DataConfig:
     )
     validation_file: str | None = option(None, "Validation data, of the same kinds.")
     test_file: str | None = option(None, "Data for --do_predict, of the same kinds.")
-    file_format: FileFormat | None = option(
+    file_format: str | None = option(
         None,
         "What all these files hold, whatever their endings; default: what the ending says, and where that "
         "says nothing, the contents.",

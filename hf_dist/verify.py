@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,11 @@ def parse_splits(splits: str, presets: str) -> list[Split]:
 def recipe_file(recipe: str) -> Path:
     """The script of a recipe's name (`text_classification`, `text-classification`) or path.
 
+    Names are those of `recipes/`, and those that installed packages give modules of theirs by entry points of
+    the group `hf_dist.recipes`.
+
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is none, or more than one.
     """
     if recipe.endswith(".py"):
         path = Path(recipe)
@@ -122,11 +126,36 @@ def recipe_file(recipe: str) -> Path:
         return path
     spec = importlib.util.find_spec("recipes")
     folder = Path(next(iter(spec.submodule_search_locations or []))) if spec else Path("recipes")
-    path = folder / f"{recipe.replace('-', '_')}.py"
-    if not path.is_file():
-        known = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
-        raise ConfigError(f"there is no recipe {recipe}; expected one of {', '.join(known)}")
-    return path
+    own = {file.stem: file for file in sorted(folder.glob("*.py")) if file.stem != "__init__"}
+    points = entry_points(group="hf_dist.recipes")
+    name = recipe.replace("-", "_")
+    found = [own[name]] if name in own else []
+    found += [_script_of(point) for point in points if point.name.replace("-", "_") == name]
+    if not found:
+        known = ", ".join(dict.fromkeys([*own, *(point.name for point in points)]))
+        raise ConfigError(f"there is no recipe {recipe}; expected one of {known}")
+    if len(found) > 1:
+        paths = ", ".join(map(str, found))
+        raise ConfigError(f"several recipes are named {recipe} ({paths}); name one by its path")
+    return found[0]
+
+
+def _script_of(point: EntryPoint) -> Path:
+    """The file of the module that an entry point names; only the packages around it are imported.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        spec = importlib.util.find_spec(point.module)
+    except ImportError:
+        spec = None
+    if spec is None or not spec.has_location or spec.origin is None:
+        raise ConfigError(
+            f"the recipe {point.name} of an installed package is the module {point.module}, which is not "
+            "there; mend or uninstall the package"
+        )
+    return Path(spec.origin)
 
 
 def _command(script: Path, split: Split, flags: Sequence[str], output_dir: Path) -> list[str]:

@@ -15,12 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_dist.config import RunConfig
+from hf_dist.recipes import FinishedRun, Recipe, RunConfig, assemble, make_config, run_recipe
 from hf_dist.tasks.seq2seq.translation import Translation
-from hf_dist.training.flags.parsing import make_config
-from hf_dist.training.run.finished import FinishedRun
-from hf_dist.training.run.recipe import Recipe
-from hf_dist.training.run.runner import assemble, run_recipe
 
 DEFAULTS: dict[str, Any] = {
     "max_length": 32,

@@ -120,7 +120,7 @@ class Task(ABC, Generic[S]):
             )
         return tokenizer
 
-    def _config(
+    def config_with_head(
         self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig, *, max_length: int, **head: Any
     ) -> PretrainedConfig:
         """The config of the named model, or of the built-in one, with the fields of the task's head.

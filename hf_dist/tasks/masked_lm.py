@@ -120,7 +120,7 @@ class MaskedLM(Task[MaskedLMSettings]):
                 f"--whole_word_mask: {type(tokenizer).__name__} can't tell which tokens form a word; use a "
                 "tokenizer with a tokenizer.json, or drop the flag"
             )
-        return self._config(tokenizer, model, max_length=self._max_length)
+        return self.config_with_head(tokenizer, model, max_length=self._max_length)
 
     def encode(
         self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig

@@ -11,13 +11,12 @@ import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from datasets.arrow_writer import ArrowWriter
 
-from hf_dist.config import FileFormat
 from hf_dist.data.cache import build_once, cache_dir, key_of
 from hf_dist.data.labels import describe
 from hf_dist.data.loading.split_names import split_of_ending, split_of_file
-from hf_dist.data.readers.files import ENDINGS, format_of, has_known_ending, load_file
+from hf_dist.data.readers.files import endings, format_of, has_known_ending, load_file
+from hf_dist.data.readers.formats import AnyFormat, suffixes
 from hf_dist.data.readers.json_cells import JsonColumns
-from hf_dist.data.readers.text import suffixes
 from hf_dist.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ _NO_DATA = frozenset(
 )
 
 
-def files_of(name: str, file_format: FileFormat | None = None) -> list[Path]:
+def files_of(name: str, file_format: str | None = None) -> list[Path]:
     """The files that a flag's value stands for: one file, those of a folder, or those of a pattern.
 
     Of a folder those with a known ending are taken, sorted by name; where there is none, or `file_format`
@@ -54,7 +53,7 @@ def files_of(name: str, file_format: FileFormat | None = None) -> list[Path]:
     return [path]
 
 
-def _files_in(folder: Path, file_format: FileFormat | None) -> list[Path]:
+def _files_in(folder: Path, file_format: str | None) -> list[Path]:
     try:
         inside = sorted(folder.iterdir())
     except PermissionError as error:
@@ -66,7 +65,7 @@ def _files_in(folder: Path, file_format: FileFormat | None) -> list[Path]:
         shards = known or [path for path in files if path.suffix.lower() not in _NO_DATA]
     if not shards:
         found = ", ".join(path.name for path in inside[:5]) or "nothing"
-        raise DataError(f"{folder} holds no file to read (found: {found}); expected {', '.join(ENDINGS)}")
+        raise DataError(f"{folder} holds no file to read (found: {found}); expected {', '.join(endings())}")
     splits = {split: path.name for path in shards if (split := _split_of(path))}
     if len(splits) > 1:
         raise DataError(
@@ -83,7 +82,7 @@ def _is_note(path: Path) -> bool:
 
 def _split_of(path: Path) -> str | None:
     ending, _ = suffixes(path)
-    return split_of_file(path.stem) or (None if ending in ENDINGS else split_of_ending(ending))
+    return split_of_file(path.stem) or (None if ending in endings() else split_of_ending(ending))
 
 
 def _log_others(source: Path, taken: Sequence[Path], there: Sequence[Path]) -> None:
@@ -92,7 +91,7 @@ def _log_others(source: Path, taken: Sequence[Path], there: Sequence[Path]) -> N
         logger.info("%s: %d files are read, and %s left out", source, len(taken), ", ".join(others[:5]))
 
 
-def formats_of(files: Sequence[Path], file_format: FileFormat | None = None) -> list[FileFormat]:
+def formats_of(files: Sequence[Path], file_format: str | None = None) -> list[AnyFormat]:
     """The format of each file; the log says in one line what was told by contents.
 
     Raises:
@@ -102,14 +101,14 @@ def formats_of(files: Sequence[Path], file_format: FileFormat | None = None) -> 
     told = [] if file_format else [at for at, path in enumerate(files) if not has_known_ending(path)]
     if told:
         first, more = files[told[0]], f" and {len(told) - 1} more files" if told[1:] else ""
-        kinds = ", ".join(sorted({forms[at] for at in told}))
+        kinds = ", ".join(sorted({forms[at].name for at in told}))
         logger.info("%s%s: read as %s, by the contents (--file_format overrules that)", first, more, kinds)
     return forms
 
 
 def load_files(
     files: Sequence[Path],
-    file_format: FileFormat | None = None,
+    file_format: str | None = None,
     *,
     json_columns: JsonColumns = frozenset(),
 ) -> Dataset:
@@ -128,7 +127,7 @@ def load_files(
     """
     forms = formats_of(files, file_format)
     shards = [
-        load_file(path, form, json_columns=json_columns) for path, form in zip(files, forms, strict=True)
+        load_file(path, form.name, json_columns=json_columns) for path, form in zip(files, forms, strict=True)
     ]
     first = shards[0]
     if len(shards) == 1:

@@ -15,13 +15,14 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, DatasetInfo, Features, IterableDataset
 from datasets.table import InMemoryTable
 
-from hf_dist.config import DataConfig, FileFormat
+from hf_dist.config import DataConfig
 from hf_dist.data.loading.hub import stream_faults, stream_hub
 from hf_dist.data.loading.named import files_by_split, load_local, named_folder
 from hf_dist.data.loading.saved import is_saved, load_saved, load_saved_split
 from hf_dist.data.loading.shards import check_columns, files_of, formats_of
 from hf_dist.data.readers.cells import FixedKinds
-from hf_dist.data.readers.files import FORMATS, TextFormat, read_rows
+from hf_dist.data.readers.files import read_rows
+from hf_dist.data.readers.formats import AnyFormat, TextFormat
 from hf_dist.data.readers.json_cells import JsonColumns, schema_with_json_text
 from hf_dist.data.readers.tables import few_rows
 from hf_dist.errors import DataError
@@ -110,7 +111,7 @@ def _other_splits(
 def stream_files(
     files: Sequence[Path],
     limit: int | None,
-    file_format: FileFormat | None = None,
+    file_format: str | None = None,
     *,
     json_columns: JsonColumns = frozenset(),
 ) -> IterableDataset:
@@ -129,9 +130,9 @@ def stream_files(
     """
     formats = dict(zip(files, formats_of(files, file_format), strict=True))
     first = files[0]
-    form = FORMATS[formats[first]]
+    form = formats[first]
     if isinstance(form, TextFormat):
-        head = itertools.islice(read_rows(first, formats[first], json_columns=json_columns), _SHOWN_ROWS)
+        head = itertools.islice(read_rows(first, form, json_columns=json_columns), _SHOWN_ROWS)
         schema = few_rows(first, head, text_only=form.text_only, json_columns=json_columns).schema
     else:
         schema = schema_with_json_text(form.schema(first), json_columns)
@@ -144,10 +145,10 @@ def stream_files(
 
 @dataclass(frozen=True, kw_only=True)
 class _FileRows:
-    """The generator of a stream; an object, so that it can be pickled."""
+    """The generator of a stream; an object, so that it can be pickled, with all that reading needs."""
 
     first: Path
-    formats: Mapping[Path, FileFormat]
+    formats: Mapping[Path, AnyFormat]
     features: Features
     limit: int | None
     json_columns: JsonColumns
@@ -157,10 +158,10 @@ class _FileRows:
         return itertools.islice(rows, self.limit)
 
     def _of(self, path: Path) -> Iterator[dict[str, Any]]:
-        form = FORMATS[self.formats[path]]
+        form = self.formats[path]
         columns = list(self.features)
         kinds = FixedKinds(self.features.arrow_schema, f"the first {_SHOWN_ROWS:,} rows of {self.first.name}")
-        rows = read_rows(path, self.formats[path], json_columns=self.json_columns)
+        rows = read_rows(path, form, json_columns=self.json_columns)
         for number, (place, row) in enumerate(rows):
             # Only rows of JSON may leave cells out: elsewhere the first one shows all columns.
             if number == 0 and not (isinstance(form, TextFormat) and form.sparse):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 
+from hf_dist.data.readers.formats import ColumnFormat
 from hf_dist.errors import DataError
 
 _FILE = b"ARROW1"  # what Arrow's file form starts with; its stream form, which datasets writes, has no name
@@ -66,3 +67,17 @@ def _whole(path: Path, form: str) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path} is not a whole {form} file ({reason}); write it again") from error
+
+
+FORMATS = (
+    ColumnFormat(
+        name="parquet",
+        endings=(".parquet",),
+        schema=parquet_schema,
+        table=parquet_table,
+        batches=parquet_batches,
+    ),
+    ColumnFormat(
+        name="arrow", endings=(".arrow",), schema=arrow_schema, table=arrow_table, batches=arrow_batches
+    ),
+)

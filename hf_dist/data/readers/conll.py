@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hf_dist.data.readers.text import Row, open_text
+from hf_dist.data.readers.formats import Row, TextFormat
+from hf_dist.data.readers.text import open_text
 from hf_dist.errors import DataError
 
 _DOCUMENT = "-DOCSTART-"
@@ -138,3 +139,6 @@ def cells_of(line: str, tab: bool) -> list[str]:
 
 def _is_numbering(tokens: list[str]) -> bool:
     return tokens == [str(number) for number in range(1, len(tokens) + 1)]
+
+
+FORMATS = (TextFormat(name="conll", endings=(".conll", ".bio", ".iob", ".iob2"), rows=conll_rows),)

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hf_dist.data.readers.text import Row, open_text
+from hf_dist.data.readers.formats import Row, TextFormat
+from hf_dist.data.readers.text import open_text
 from hf_dist.errors import DataError
 
 
@@ -47,3 +48,9 @@ def _rows(path: Path, delimiter: str) -> Iterator[Row]:
                 ) from error
     finally:
         csv.field_size_limit(limit)
+
+
+FORMATS = (
+    TextFormat(name="csv", endings=(".csv",), rows=csv_rows, text_only=True),
+    TextFormat(name="tsv", endings=(".tsv",), rows=tsv_rows, text_only=True),
+)

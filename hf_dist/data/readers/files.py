@@ -6,94 +6,95 @@ those guess ("NA" is a null, "2020-01-01" is a date) and do not say in which lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from importlib import import_module
 from pathlib import Path
 
 import pyarrow as pa
 from datasets import Dataset
 from datasets.arrow_writer import ArrowWriter
 
-from hf_dist.config import FileFormat
 from hf_dist.data.cache import build_once, cache_dir, key_of
-from hf_dist.data.readers.arrow import (
-    arrow_batches,
-    arrow_schema,
-    arrow_table,
-    parquet_batches,
-    parquet_schema,
-    parquet_table,
-)
-from hf_dist.data.readers.conll import conll_rows
-from hf_dist.data.readers.delimited import csv_rows, tsv_rows
+from hf_dist.data.readers.formats import ARCHIVES, AnyFormat, ColumnFormat, Row, TextFormat, suffixes
 from hf_dist.data.readers.json_cells import JsonColumns, table_with_json_text, with_json_text
-from hf_dist.data.readers.json_files import json_lines, json_rows
 from hf_dist.data.readers.sniffing import sniff
 from hf_dist.data.readers.tables import table_of
-from hf_dist.data.readers.text import ARCHIVES, Row, no_rows, suffixes, text_rows
-from hf_dist.errors import DataError
+from hf_dist.data.readers.text import no_rows
+from hf_dist.errors import ConfigError, DataError, nearest
 
-# Part of the cache's key: raise it when the same file would be read differently.
+# Part of the cache's key, beside a format's own version: raise it when any file would be read differently.
 _READER = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextFormat:
-    """Files read line by line, packed or not.
+# The modules of this folder that have FORMATS: a new format is one more of them, and its line here.
+_READERS = (
+    "conll",
+    "delimited",
+    "json_files",
+    "text",
+    "arrow",
+)
+_BUILT_IN: tuple[AnyFormat, ...] = tuple(
+    form for name in _READERS for form in import_module(f"hf_dist.data.readers.{name}").FORMATS
+)
+# Those of the `file_formats` that this code runs within.
+_MORE: ContextVar[tuple[AnyFormat, ...]] = ContextVar("more_file_formats", default=())
 
-    Attributes:
-        rows: reads a file.
-        text_only: all cells are strings.
-        sparse: a row may leave cells out.
+
+def formats() -> dict[str, AnyFormat]:
+    """All formats that can be read here, by name."""
+    return {form.name: form for form in (*_BUILT_IN, *_MORE.get())}
+
+
+def endings() -> dict[str, AnyFormat]:
+    """The format that an ending says."""
+    return {ending: form for form in formats().values() for ending in form.endings}
+
+
+@contextmanager
+def file_formats(*more: AnyFormat) -> Iterator[None]:
+    """Within it files of further formats are read, by `--file_format` and by their endings.
+
+    Rows that are read later, as those of a stream, are read all the same: it only has to be open while flags
+    are parsed and data is loaded.
+
+    Args:
+        *more: Formats from outside; none of their names and endings may be taken.
+
+    Raises:
+        ConfigError: One is.
     """
-
-    rows: Callable[[Path], Iterator[Row]]
-    text_only: bool = False
-    sparse: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnFormat:
-    """Files that hold Arrow columns: the whole of one, its types, and batches of its rows."""
-
-    schema: Callable[[Path], pa.Schema]
-    table: Callable[[Path], pa.Table]
-    batches: Callable[[Path], Iterator[pa.RecordBatch]]
-
-
-FORMATS: dict[FileFormat, TextFormat | ColumnFormat] = {
-    "conll": TextFormat(rows=conll_rows),
-    "csv": TextFormat(rows=csv_rows, text_only=True),
-    "tsv": TextFormat(rows=tsv_rows, text_only=True),
-    "json": TextFormat(rows=json_rows, sparse=True),
-    "jsonl": TextFormat(rows=json_lines, sparse=True),
-    "txt": TextFormat(rows=text_rows, text_only=True),
-    "parquet": ColumnFormat(schema=parquet_schema, table=parquet_table, batches=parquet_batches),
-    "arrow": ColumnFormat(schema=arrow_schema, table=arrow_table, batches=arrow_batches),
-}
-ENDINGS: dict[str, FileFormat] = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".txt": "txt",
-    ".conll": "conll",
-    ".bio": "conll",
-    ".iob": "conll",
-    ".iob2": "conll",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+    added = _MORE.get()
+    for form in more:
+        known = (*_BUILT_IN, *added)
+        if any(form.name == other.name for other in known):
+            raise ConfigError(
+                f"there is a file format {form.name} already; give the new one another name than "
+                f"{', '.join(other.name for other in known)}"
+            )
+        taken = {ending: other.name for other in known for ending in other.endings}
+        if both := [ending for ending in form.endings if ending in taken]:
+            raise ConfigError(
+                f"the file format {form.name} has the ending {both[0]}, which stands for {taken[both[0]]}; "
+                f"leave it out, and say --file_format {form.name} for such files"
+            )
+        added = (*added, form)
+    token = _MORE.set(added)
+    try:
+        yield
+    finally:
+        _MORE.reset(token)
 
 
 def load_file(
     name: str | Path,
-    file_format: FileFormat | None = None,
+    file_format: str | None = None,
     *,
     json_columns: JsonColumns = frozenset(),
 ) -> Dataset:
-    """Reads a file of one of `FORMATS` into a memory-mapped data set.
+    """Reads a file of one of the `formats` into a memory-mapped data set.
 
     The cells of CSV and TSV are text, whatever they look like, and an empty one is null. JSON is one object
     a line, a list of objects, an object whose `data` is that list, or that of SQuAD. Text formats may be
@@ -101,7 +102,7 @@ def load_file(
 
     Args:
         name: the file.
-        file_format: what it holds; None as `format_of` finds it.
+        file_format: name of what it holds; None as `format_of` finds it.
         json_columns: columns whose cells are kept as JSON text (see `json_cells`).
 
     Raises:
@@ -109,8 +110,7 @@ def load_file(
             or byte of the fault.
     """
     path = Path(name).expanduser().absolute()
-    file_format = format_of(path, file_format)
-    form = FORMATS[file_format]
+    form = format_of(path, file_format)
     with _permission(path):
         stat = path.stat()
         open(path, "rb").close()
@@ -128,59 +128,65 @@ def load_file(
                 writer.write_table(table)
                 writer.finalize()
 
-        facts = (file_format, str(path), stat.st_size, stat.st_mtime_ns, sorted(json_columns))
+        facts = (form.name, form.version, str(path), stat.st_size, stat.st_mtime_ns, sorted(json_columns))
         key = key_of(_READER, *facts)
         return Dataset.from_file(str(build_once(cache_dir() / "files" / key, build) / "data.arrow"))
 
 
-def format_of(path: Path, file_format: FileFormat | None = None) -> FileFormat:
+def format_of(path: Path, file_format: str | None = None) -> AnyFormat:
     """The format that the user says, or else the file's name, or else its contents.
 
     Raises:
-        DataError: it is no file, it is empty, it is of columns and packed, or neither name nor contents say
-            what it is.
+        DataError: there is no such format; it is no file, it is empty, it is of columns and packed, or
+            neither name nor contents say what it is.
     """
+    known = formats()
+    if file_format is not None and file_format not in known:
+        raise DataError(
+            f"--file_format {file_format}: there is no such format{nearest(file_format, known)}; expected "
+            f"one of {', '.join(known)}"
+        )
     if not path.exists():
         raise DataError(f"there is no file {path}; check the path (relative ones start at {Path.cwd()})")
     if not path.is_file():
-        raise DataError(f"{path} is not a file; name one of {', '.join(FORMATS)}")
+        raise DataError(f"{path} is not a file; name one of {', '.join(known)}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty; expected a file with rows")
     ending, archive = suffixes(path)
     with _permission(path):
-        found = file_format or ENDINGS.get(ending) or sniff(path)
-    if found is None:
+        name = file_format
+        if name is None:
+            told = endings().get(ending)
+            name = told.name if told is not None else sniff(path)
+    if name is None:
         raise DataError(
             f"{path}: neither its ending ({ending + archive or 'none'}) nor its contents say what it holds "
-            f"(plain text is never guessed); say it with --file_format {'|'.join(FORMATS)}, or end its name "
-            f"in one of {', '.join(ENDINGS)}, for text formats also with {' or '.join(ARCHIVES)}"
+            f"(plain text is never guessed); say it with --file_format {'|'.join(known)}, or end its name "
+            f"in one of {', '.join(endings())}, for text formats also with {' or '.join(ARCHIVES)}"
         )
-    if archive and isinstance(FORMATS[found], ColumnFormat):
-        raise DataError(f"{path}: {found} files are packed inside; unpack it and drop {archive}")
-    return found
+    if archive and isinstance(known[name], ColumnFormat):
+        raise DataError(f"{path}: {name} files are packed inside; unpack it and drop {archive}")
+    return known[name]
 
 
 def has_known_ending(path: Path) -> bool:
     """Whether a file's ending says a format that can be read (columns are not, in an archive)."""
     ending, archive = suffixes(path)
-    form = ENDINGS.get(ending)
-    return form is not None and not (archive and isinstance(FORMATS[form], ColumnFormat))
+    form = endings().get(ending)
+    return form is not None and not (archive and isinstance(form, ColumnFormat))
 
 
-def read_rows(
-    path: Path, file_format: FileFormat, *, json_columns: JsonColumns = frozenset()
-) -> Iterator[Row]:
+def read_rows(path: Path, form: AnyFormat, *, json_columns: JsonColumns = frozenset()) -> Iterator[Row]:
     """The rows of a file, one after another, with nothing kept of those before.
 
     Args:
         path: the file.
-        file_format: what it holds.
+        form: what it holds.
         json_columns: columns whose cells are given as JSON text.
 
     Raises:
         DataError: as `load_file`, when the row of the fault is reached.
     """
-    form = FORMATS[file_format]
     count = 0
     with _permission(path):
         if isinstance(form, TextFormat):

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_dist.data.readers.cells import kind_of
+from hf_dist.data.readers.formats import Row, TextFormat
 from hf_dist.data.readers.squad import is_squad, squad_rows
-from hf_dist.data.readers.text import Row, open_text
+from hf_dist.data.readers.text import open_text
 from hf_dist.errors import DataError
 
 
@@ -71,3 +72,9 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return None
+
+
+FORMATS = (
+    TextFormat(name="json", endings=(".json",), rows=json_rows, sparse=True),
+    TextFormat(name="jsonl", endings=(".jsonl",), rows=json_lines, sparse=True),
+)

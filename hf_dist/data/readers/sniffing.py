@@ -13,16 +13,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_dist.config import FileFormat
 from hf_dist.data.readers.conll import TAG, cells_of, is_blank, is_comment, shape_of, starts_document
-from hf_dist.data.readers.text import no_rows, open_bytes, refuse_utf16, suffixes, wrong_encoding
+from hf_dist.data.readers.formats import suffixes
+from hf_dist.data.readers.text import no_rows, open_bytes, refuse_utf16, wrong_encoding
 from hf_dist.errors import DataError
 
 _HEAD = 1 << 18
 # A file with a few faulty lines is still what it is: its reader says which line is wrong.
 _MOST = 0.9
 
-_COLUMNS: tuple[tuple[bytes, FileFormat], ...] = (
+_COLUMNS: tuple[tuple[bytes, str], ...] = (
     (b"PAR1", "parquet"),
     (b"ARROW1", "arrow"),
     (b"\xff\xff\xff\xff", "arrow"),  # the stream form: the mark in front of each of its messages
@@ -42,8 +42,8 @@ _USUAL = re.compile(
 )
 
 
-def sniff(path: Path) -> FileFormat | None:
-    """The format of a file by its contents, or None where they could be several.
+def sniff(path: Path) -> str | None:
+    """The name of a file's format by its contents, or None where they could be several.
 
     Columns of tags (CoNLL) are known by a -DOCSTART- line, by tags such as B-LOC and O, or by sentences of
     several lines whose last column holds codes that come again. A table is known by a header whose names are
@@ -90,7 +90,7 @@ def _lines(path: Path, head: bytes, *, whole: bool) -> list[str]:
     return lines if whole or len(lines) < 2 else lines[:-1]
 
 
-def _json(lines: Sequence[str]) -> FileFormat:
+def _json(lines: Sequence[str]) -> str:
     """JSON lines where the first two are objects; what reads .json also reads a single one."""
     first = [line for line in lines[:_FEW] if line.strip()][:2]
     try:

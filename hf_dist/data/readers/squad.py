@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_dist.data.readers.cells import kind_of
-from hf_dist.data.readers.text import Row
+from hf_dist.data.readers.formats import Row
 from hf_dist.errors import DataError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from hf_dist.data.readers.cells import Kinds, short
+from hf_dist.data.readers.formats import Row
 from hf_dist.data.readers.json_cells import JsonColumns, is_json_column, json_text, with_json_text
-from hf_dist.data.readers.text import Row
 from hf_dist.errors import DataError
 
 _BATCH = 10_000

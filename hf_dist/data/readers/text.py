@@ -7,26 +7,14 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 import pyarrow as pa
 
+from hf_dist.data.readers.formats import ARCHIVES, Row, TextFormat, suffixes
 from hf_dist.errors import DataError
 
-# Arrow brings both, so that reading them needs no further package.
-ARCHIVES = {".gz": "gzip", ".zst": "zstd"}
 _BLOCK = 1 << 20
-
-Row = tuple[str, dict[str, Any]]
-"""Where a row stands in its file, as a message says it ("line 3"), and its cells by column."""
-
-
-def suffixes(path: Path) -> tuple[str, str]:
-    """The ending that says the format and that of the archive around it; `.csv.gz` gives `.csv`, `.gz`."""
-    last = path.suffix.lower()
-    if last in ARCHIVES:
-        return Path(path.stem).suffix.lower(), last
-    return last, ""
 
 
 @contextmanager
@@ -108,6 +96,11 @@ def wrong_encoding(path: Path) -> DataError:
     return DataError(f"{path} is not UTF-8, or it changed while it was read; save the file as UTF-8")
 
 
+def no_rows(path: Path) -> DataError:
+    """What a file without rows is answered with."""
+    return DataError(f"{path} has no rows; expected at least one (after the header, where it has one)")
+
+
 def text_rows(path: Path) -> Iterator[Row]:
     """One row a line that isn't blank: column `text`, the line without its line end."""
     with open_text(path) as file:
@@ -116,6 +109,4 @@ def text_rows(path: Path) -> Iterator[Row]:
                 yield f"line {number}", {"text": line.rstrip("\r\n")}
 
 
-def no_rows(path: Path) -> DataError:
-    """What a file without rows is answered with."""
-    return DataError(f"{path} has no rows; expected at least one (after the header, where it has one)")
+FORMATS = (TextFormat(name="txt", endings=(".txt",), rows=text_rows, text_only=True),)

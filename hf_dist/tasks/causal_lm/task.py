@@ -189,7 +189,7 @@ class CausalLM(Task[CausalLMSettings]):
         Raises:
             ConfigError: it can't be loaded, or tokenizer, length and model don't fit together.
         """
-        return self._config(tokenizer, model, max_length=self._block)
+        return self.config_with_head(tokenizer, model, max_length=self._block)
 
     def encode(
         self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig

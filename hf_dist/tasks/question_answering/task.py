@@ -142,7 +142,7 @@ class QuestionAnswering(Task[QuestionAnsweringSettings]):
         """
         if self._max_length is None:
             raise RuntimeError("QuestionAnswering.load must be called before model_config")
-        return self._config(tokenizer, model, max_length=self._max_length)
+        return self.config_with_head(tokenizer, model, max_length=self._max_length)
 
     def encode(
         self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig

@@ -231,7 +231,7 @@ class Seq2Seq(Task[S]):
         """
         if self._max_length is None:
             raise RuntimeError(f"{type(self).__name__}.load must be called before model_config")
-        config = self._config(tokenizer, model, max_length=self._max_length)
+        config = self.config_with_head(tokenizer, model, max_length=self._max_length)
         longest = max(self.settings.max_target_length, self.settings.most_generated)
         # The decoder reads the target shifted by one token, so it has as many positions.
         limits = [

@@ -114,7 +114,7 @@ class TextClassification(Task[TextClassificationSettings]):
         """
         if self._max_length is None:
             raise RuntimeError("TextClassification.load must be called before model_config")
-        return self._config(tokenizer, model, max_length=self._max_length, **self.target.head())
+        return self.config_with_head(tokenizer, model, max_length=self._max_length, **self.target.head())
 
     def encode(
         self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig

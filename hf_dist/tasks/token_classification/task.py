@@ -151,7 +151,9 @@ class TokenClassification(Task[TokenClassificationSettings]):
         """
         if self._max_length is None:
             raise RuntimeError("TokenClassification.load must be called before model_config")
-        return self._config(tokenizer, model, max_length=self._max_length, **class_head(self.classes))
+        return self.config_with_head(
+            tokenizer, model, max_length=self._max_length, **class_head(self.classes)
+        )
 
     def encode(
         self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig

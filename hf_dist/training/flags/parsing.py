@@ -20,6 +20,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
 from hf_dist.config import BLOCKS, RunConfig
+from hf_dist.data.readers.files import formats
 from hf_dist.errors import ConfigError, nearest
 from hf_dist.training.flags.rules import conflicts, settle
 from hf_dist.training.flags.stock.translate import stock_flags, translate
@@ -84,6 +85,9 @@ def _make_parser(names: _Names, recipe: str, description: str, defaults: Mapping
             action.default = defaults[action.dest]
         elif action.dest == "logging_steps":
             action.default = "so that a run logs 20 to 50 times"
+        if action.dest == "file_format":
+            # Not a Literal of the field: a recipe from outside may bring more (`file_formats`).
+            action.choices = tuple(formats())
         if action.dest in names.stock:
             action.help = argparse.SUPPRESS
         # Hyphens work as underscores do; help and errors name each flag once.

@@ -224,7 +224,7 @@ def test_all_formats_stream(tmp_path):
         ".iob": "a O\n",
         ".iob2": "a O\n",
     }
-    for ending in files.ENDINGS:
+    for ending in files.endings():
         path = tmp_path / f"rows{ending}"
         if ending in texts:
             path.write_text(texts[ending])

@@ -17,8 +17,9 @@ from hf_dist.config import DataConfig
 from hf_dist.data.loading.sources import load_splits
 from hf_dist.data.loading.streams import load_stream
 from hf_dist.data.readers import sniffing
-from hf_dist.data.readers.files import ENDINGS, load_file
-from hf_dist.errors import DataError
+from hf_dist.data.readers.files import endings, formats, load_file
+from hf_dist.errors import ConfigError, DataError
+from hf_dist.training.flags.parsing import parse
 
 ROWS = [{"text": f'he said "{n}",\nand left', "label": "ab"[n % 2]} for n in range(5)]
 CONLL_2003 = (
@@ -242,9 +243,15 @@ def test_streams_read_the_same(tmp_path, form):
         load_stream(DataConfig(train_file=f"{tmp_path}/*", streaming=True), DatasetDict)
 
 
-def test_every_format_has_an_ending_and_a_flag():
-    import typing
-
-    from hf_dist.config import FileFormat
-
-    assert set(ENDINGS.values()) == set(typing.get_args(FileFormat))
+def test_every_format_has_an_ending_and_a_flag(tmp_path):
+    assert {form.name for form in endings().values()} == set(formats())
+    for name in formats():
+        assert parse(["--file_format", name], recipe="recipe").data.file_format == name
+    with pytest.raises(ConfigError, match="invalid choice: 'cvs' .*csv"):
+        parse(["--file_format=cvs"], recipe="recipe")
+    # From Python no parser looks at it.
+    (tmp_path / "a.csv").write_text(TEXTS["csv"][0], newline="")
+    with pytest.raises(
+        DataError, match=r"--file_format cvs: .*\(did you mean csv\?\); expected one of conll, "
+    ):
+        load_splits(DataConfig(train_file=str(tmp_path / "a.csv"), file_format="cvs"), DatasetDict)
