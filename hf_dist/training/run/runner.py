@@ -7,6 +7,7 @@ accumulation it was built with, and before the model, since zero.Init reads a gl
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -142,6 +143,8 @@ def run_recipe(
             defaults=defaults,
             settings_class=task.settings_class,
         )
+        # What is there now stays: it is not walked through each time that the collector looks at everything.
+        gc.freeze()
         begun = _begin(task, config, dry_run=config.training.dry_run)
         try:
             begun.run()
