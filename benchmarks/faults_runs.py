@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from hf_dist.training.run import runner
+from hf_dist.training.run import building
 from hf_dist.training.run.trainer import ExactTrainer
 from recipes import text_classification
 
@@ -174,7 +174,7 @@ def _child(
                 MASTER_PORT=str(port),
             )
         torch.set_num_threads(1)
-        runner.ExactTrainer = _watched(moment if rank == 0 else Moment(), on_step)
+        building.ExactTrainer = _watched(moment if rank == 0 else Moment(), on_step)
         sys.argv = ["text_classification", *flags, f"--output_dir={folder}", f"--preset={preset}"]
         text_classification.main()
         code = 0

@@ -23,8 +23,8 @@ class PreemptedTrainer(trainer.ExactTrainer):
 
 
 if __name__ == "__main__":
-    from hf_dist.training.run import runner
+    from hf_dist.training.run import building
     from recipes.text_classification import main
 
-    runner.ExactTrainer = PreemptedTrainer
+    building.ExactTrainer = PreemptedTrainer
     main()

@@ -22,7 +22,6 @@ from hf_dist.data.loading import sources
 from hf_dist.data.tokenizing import count_true, encode_rows
 from hf_dist.errors import ConfigError, DataError
 from hf_dist.metrics import load_metric
-from hf_dist.metrics.squad import best_of, word_f1
 from hf_dist.tasks.base import Task
 from hf_dist.tasks.items import SpanItems
 from hf_dist.tasks.question_answering.decode import Candidates, Decoded, best_candidates, decode
@@ -328,6 +327,9 @@ def _constant_sentence(rows: Sequence[Mapping[str, Any]], *, with_empty: bool) -
     ]
     if with_empty:
         choices.append([""] * len(rows))
+
+    # Here: the metric imports `evaluate`, which a recipe starts without.
+    from hf_dist.metrics.squad import best_of, word_f1
 
     def mean_f1(texts: Sequence[str]) -> float:
         return sum(best_of(word_f1, text, row["answers"]) for text, row in zip(texts, rows, strict=True))

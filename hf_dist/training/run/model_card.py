@@ -58,19 +58,6 @@ def model_card(
     if adapter:
         usage = _merging(config, auto_class) + usage.replace("FOLDER", "MERGED")
     base = config.model.model_name_or_path
-    library = "peft" if adapter else "transformers"
-    head: dict[str, Any] = {"library_name": library, "tags": ["hf_dist", task.replace("_", "-")]}
-    if base is not None and not Path(base).exists():
-        head["base_model"] = base
-    if config.data.dataset_name is not None and not Path(config.data.dataset_name).exists():
-        head["datasets"] = [config.data.dataset_name]
-    scores = {name: value for name, value in results.items() if name.startswith("eval_")}
-    technical = ("_runtime", "_per_second", "_preparation_time")
-    table = [
-        f"| {name.removeprefix('eval_')} | {value:.6g} |"
-        for name, value in sorted(scores.items())
-        if isinstance(value, int | float) and not name.endswith(technical)
-    ]
     counted = ", ".join(f"{count:,} {split}" for split, count in rows.items())
     origin = f"Fine-tuned from `{base}`" if base is not None else "Trained from nothing"
     named = ""
@@ -83,20 +70,43 @@ def model_card(
         if values
     }
     versions = [f"- {name} {found}" for name, found in package_versions().items()]
+    head = yaml.safe_dump(_head(task, config), sort_keys=False)
     return (
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n"
+        f"---\n{head}---\n\n"
         f"# {task.replace('_', ' ').capitalize()}\n\n"
         f"{origin} with hf_dist, recipe `{task}`.{named}\n\n"
         f"## Use\n\n```python\n{usage}```\n\n"
         f"{_ADAPTER if adapter else _WHOLE}\n\n"
         f"## Data\n\n{describe_data(config.data)}; rows: {counted}.\n\n"
         "## Scores\n\nOn the validation data:\n\n| score | value |\n|---|---|\n"
-        + "\n".join(table)
+        + "\n".join(_score_rows(results))
         + "\n\n## Settings\n\n"
         f"Engine `{results.get('engine')}`, {results.get('world_size')} process(es).\n\n"
         f"```yaml\n{yaml.safe_dump(settings, sort_keys=False)}```\n\n"
         "## Versions\n\n" + "\n".join(versions) + "\n"
     )
+
+
+def _head(task: str, config: RunConfig) -> dict[str, Any]:
+    """What the hub reads of the card; names of this machine are none of its business."""
+    library = "peft" if config.peft.trains_adapter else "transformers"
+    head: dict[str, Any] = {"library_name": library, "tags": ["hf_dist", task.replace("_", "-")]}
+    base, dataset = config.model.model_name_or_path, config.data.dataset_name
+    if base is not None and not Path(base).exists():
+        head["base_model"] = base
+    if dataset is not None and not Path(dataset).exists():
+        head["datasets"] = [dataset]
+    return head
+
+
+def _score_rows(results: Mapping[str, Any]) -> list[str]:
+    """Rows of the table of scores, sorted by name."""
+    technical = ("_runtime", "_per_second", "_preparation_time")
+    return [
+        f"| {name.removeprefix('eval_')} | {value:.6g} |"
+        for name, value in sorted(results.items())
+        if name.startswith("eval_") and isinstance(value, int | float) and not name.endswith(technical)
+    ]
 
 
 def _merging(config: RunConfig, auto_class: str) -> str:

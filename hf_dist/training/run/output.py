@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import re
@@ -12,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from transformers import TrainingArguments
 
 from hf_dist.config import RunConfig
 from hf_dist.errors import CheckpointError
 from hf_dist.training.checkpoints.files import MANIFEST, checkpoints
+from hf_dist.training.ranks.gather import on_main
+
+logger = logging.getLogger("hf_dist")
 
 # Written last by a run that trained to its end; its presence is what "finished" means.
 FINISHED_FILE = "all_results.json"
@@ -52,6 +57,42 @@ def check_output_dir(output_dir: str) -> None:
         parent = parent.parent
     if not os.access(parent, os.W_OK):
         raise CheckpointError(f"--output_dir {folder}: {parent} is not writable; name another folder")
+
+
+def choose(config: RunConfig, name: str, arguments: TrainingArguments) -> tuple[Path, FileLock | None]:
+    """Rank 0 claims the folder of the run and tells the others.
+
+    It is the one the user named; or that of an unfinished run with the same settings, which goes on; or the
+    next free one.
+
+    Args:
+        config: the resolved config.
+        name: of the recipe.
+        arguments: their `output_dir` is set.
+
+    Returns:
+        The folder, and on rank 0 its lock.
+
+    Raises:
+        CheckpointError: If it can't be used, or another run writes to it.
+    """
+    locks: list[FileLock] = []
+
+    def claim() -> str:
+        named = config.training_arguments.get("output_dir")
+        folder = Path(named) if named is not None else None
+        if folder is None and arguments.do_train and config.training.resume == "auto":
+            folder = unfinished_run(name, config)
+            if folder is not None:
+                logger.info("%s was not finished and has the same settings: it goes on", folder)
+        if folder is None:
+            folder = claim_next_run(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        locks.append(lock(folder))
+        return str(folder)
+
+    arguments.output_dir = on_main(claim)
+    return Path(arguments.output_dir), (locks[0] if locks else None)
 
 
 def begin(output_dir: Path, *, afresh: bool, recipe: str, config: RunConfig, seed: int) -> None:

@@ -1,23 +1,19 @@
-"""A recipe that is ready to run, and what it leaves in its output folder."""
+"""A recipe that is ready to run: what it is made of, and training, evaluation and prediction in order."""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from filelock import FileLock
-from rich.console import Console
-from rich.table import Table
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_dist.batching.plan import Plan
 from hf_dist.batching.report import PlanReport
-from hf_dist.config import DataConfig, ModelConfig, RunConfig
+from hf_dist.config import RunConfig
 from hf_dist.training.engines.running import Engine, check_engine, read_engine
 from hf_dist.training.models.compilation import compiled_graphs, compiles
 from hf_dist.training.ranks.gather import on_main
@@ -25,43 +21,9 @@ from hf_dist.training.ranks.stopping import Interrupted
 from hf_dist.training.ranks.watch import Progress, watching
 from hf_dist.training.reports.callbacks import BeforeFirstStep
 from hf_dist.training.run import output
-from hf_dist.training.run.model_card import CARD_FILE, model_card
+from hf_dist.training.run.results import write_predictions, write_results
 from hf_dist.training.run.trainer import ExactTrainer
-from hf_dist.training.steps.spec import TaskSpec
-
-logger = logging.getLogger("hf_dist")
-
-
-class RecipeTask(TaskSpec, Protocol):
-    """What a task adds to the Trainer's view of it: where its data, tokenizer and model come from."""
-
-    name: ClassVar[str]
-    auto_class: ClassVar[Any]
-    settings_class: ClassVar[type]
-    seed: int
-
-    def __init__(self, settings: Any, *, pad_to_multiple_of: int) -> None:
-        """Makes the task; `collate` pads rows to a multiple of so many tokens."""
-
-    def load(self, data: DataConfig, model: ModelConfig) -> DatasetDict:
-        """Loads and checks the raw splits."""
-
-    def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
-        """Loads or trains the tokenizer."""
-
-    def model_config(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> PretrainedConfig:
-        """Makes the model's config; `load` has run."""
-
-    def encode(
-        self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig
-    ) -> tuple[DatasetDict, dict[str, int]]:
-        """Tokenises; returns the data sets and how many rows of each split were truncated."""
-
-    def records(self, predictions: Sequence[Any], dataset: Any) -> Iterable[dict[str, Any]]:
-        """What predictions.jsonl holds: one record an input example, in the order of the input."""
-
-    def usage(self) -> str:
-        """Lines of Python that load the saved model from the folder `FOLDER` and run it on an input."""
+from hf_dist.training.steps.spec import RecipeTask
 
 
 @dataclass(kw_only=True)
@@ -110,16 +72,22 @@ class Recipe:
         if arguments.do_train:
             results.update(self._train())
         if arguments.do_eval:
-            metrics = self._last_evaluation() or self.trainer.evaluate(self._split("validation"))
-            self.trainer.save_metrics("eval", metrics, combined=False)
-            results.update(metrics)
+            results.update(self._evaluate())
         if arguments.do_predict:
             results.update(self._predict())
         if not arguments.do_train:
             self._check_engine()
         results.update(self._facts())
         if self.trainer.is_world_process_zero():
-            self._write_results(results)
+            write_results(
+                self.task,
+                self.config,
+                results,
+                datasets=self.datasets,
+                output_dir=self.output_dir,
+                seed=arguments.seed,
+                trained=arguments.do_train,
+            )
         if arguments.push_to_hub:
             self.trainer.push_to_hub()
         return results
@@ -163,6 +131,11 @@ class Recipe:
         trainer.save_metrics("train", metrics, combined=False)
         return metrics
 
+    def _evaluate(self) -> dict[str, float]:
+        metrics = self._last_evaluation() or self.trainer.evaluate(self._split("validation"))
+        self.trainer.save_metrics("eval", metrics, combined=False)
+        return metrics
+
     def _last_evaluation(self) -> dict[str, float] | None:
         """Scores of an evaluation that the training ended with, if the model is still the same."""
         if self.trainer.args.load_best_model_at_end:
@@ -178,46 +151,9 @@ class Recipe:
         metrics = dict(predicted.metrics or {})
         self.trainer.save_metrics("predict", metrics, combined=False)
         if self.trainer.is_world_process_zero():
-            path = self.output_dir / "predictions.jsonl"
-            with path.open("w", encoding="utf-8") as lines:
-                records = self.task.records(list(predicted.predictions), self._split("test"))
-                for row, record in enumerate(records):
-                    lines.write(json.dumps({"row": row, **record}, ensure_ascii=False) + "\n")
-            logger.info("predictions: %s", path)
+            write_predictions(self.task, list(predicted.predictions), self._split("test"), self.output_dir)
         return metrics
-
-    def _write_card(self, results: dict[str, Any]) -> None:
-        card = model_card(
-            task=self.task.name,
-            usage=self.task.usage(),
-            config=self.config,
-            rows={split: len(rows) for split, rows in self.datasets.items() if hasattr(rows, "__len__")},
-            results=results,
-            classes=getattr(self.task, "classes", ()),
-            auto_class=self.task.auto_class.__name__,
-        )
-        (self.output_dir / CARD_FILE).write_text(card, encoding="utf-8")
 
     def _facts(self) -> dict[str, Any]:
         engine = read_engine(self.trainer)
         return {"world_size": engine.world_size, "engine": engine.name}
-
-    def _write_results(self, results: dict[str, Any]) -> None:
-        output.write_run_file(
-            self.output_dir,
-            recipe=self.task.name,
-            config=self.config,
-            seed=self.trainer.args.seed,
-            engine=results["engine"],
-            world_size=results["world_size"],
-        )
-        if self.trainer.args.do_train:
-            self._write_card(results)
-        output.write_json(self.output_dir / output.FINISHED_FILE, results)
-        table = Table(show_header=False, box=None)
-        for name in sorted(name for name in results if not name.startswith("plan_")):
-            value = results[name]
-            table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-        console = Console()
-        console.print(table)
-        console.print(f"results: {self.output_dir}", soft_wrap=True)

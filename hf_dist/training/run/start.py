@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
 
 from hf_dist.config import LoopConfig, RunConfig
 from hf_dist.errors import CheckpointError
 from hf_dist.training.adapters import lora
 from hf_dist.training.checkpoints import files as checkpoint_files
 from hf_dist.training.checkpoints.copies import Copies
-from hf_dist.training.engines.lifecycle import outside_zero_init
+from hf_dist.training.checkpoints.facts import run_facts
+from hf_dist.training.engines.lifecycle import check_space, outside_zero_init
 from hf_dist.training.models.initial import load_model
+from hf_dist.training.models.partitioned import whole_numel
 from hf_dist.training.ranks.gather import on_main
-from hf_dist.training.run.finished import Continuation
+from hf_dist.training.run.data import RunData, RunSteps
+from hf_dist.training.run.finished import Continuation, starts_afresh
+from hf_dist.training.steps.spec import RecipeTask
 
 logger = logging.getLogger("hf_dist")
 
@@ -151,3 +155,73 @@ class ModelBuilder:
         """The model of a checkpoint, not partitioned: one process may call it alone."""
         with outside_zero_init():
             return self.build(checkpoint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a run starts from.
+
+    Attributes:
+        facts: What a checkpoint must agree with (see `run_facts`).
+        checkpoint: The one that training goes on from.
+        copies: On rank 0, the place that checkpoints are copied to.
+        builder: Builds the model.
+    """
+
+    facts: dict[str, Any]
+    checkpoint: Path | None
+    copies: Copies | None
+    builder: ModelBuilder
+
+    def make_model(self, output_dir: Path) -> PreTrainedModel:
+        """The model, with its adapter, where the engine has room for it.
+
+        Raises:
+            HfDistError: If it can't be loaded, or doesn't fit.
+        """
+        builder = self.builder
+        model = builder.build(self.checkpoint)
+        lora.prepare(model, builder.config, output_dir=output_dir, trains=builder.trains)
+        check_space(builder.config.engine.preset, sum(map(whole_numel, model.parameters())))
+        return model
+
+
+def choose_start(
+    task: RecipeTask,
+    config: RunConfig,
+    data: RunData,
+    steps: RunSteps,
+    arguments: TrainingArguments,
+    *,
+    output_dir: Path,
+    goes_on: Continuation | None,
+) -> Start:
+    """Looks for a checkpoint, where something is trained; the model isn't built yet.
+
+    Raises:
+        CheckpointError: See `choose_checkpoint`.
+        ConfigError: If the place of the copies can't be used.
+    """
+    facts = {
+        **run_facts(data.model_config, data.tokenizer, data.splits.get("train"), steps.plan),
+        "adapter": lora.facts(config.peft),
+    }
+    checkpoint, copies = None, None
+    if arguments.do_train:
+        checkpoint, copies = choose_checkpoint(
+            config.training,
+            output_dir,
+            facts,
+            arguments.save_total_limit,
+            afresh=starts_afresh(config),
+            finished=goes_on,
+        )
+    builder = ModelBuilder(
+        config=config,
+        model_config=data.model_config,
+        auto_class=task.auto_class,
+        tokens=len(data.tokenizer),
+        seed=arguments.seed,
+        trains=arguments.do_train,
+    )
+    return Start(facts=facts, checkpoint=checkpoint, copies=copies, builder=builder)

@@ -130,15 +130,7 @@ class EvaluatingTrainer(PlannedTrainer):
         planned = dataloader.dataset
         if not isinstance(planned, PlannedDataset):
             raise TypeError("the loader does not come from get_eval_dataloader or get_test_dataloader")
-        model = self._prepare_evaluation_model()
-        self._probe_loss(planned.source)
-        if not self.is_in_train and (self.args.fp16_full_eval or self.args.bf16_full_eval):
-            dtype = torch.float16 if self.args.fp16_full_eval else torch.bfloat16
-            model = model.to(dtype=dtype, device=self.args.device)
-        model.eval()
-        # Schedule-free optimizers evaluate at averaged weights.
-        if callable(switch := getattr(self.optimizer, "eval", None)):
-            switch()
+        model = self._model_to_evaluate(planned.source)
         self.callback_handler.eval_dataloader = dataloader
 
         predicts = not self.args.prediction_loss_only
@@ -168,20 +160,44 @@ class EvaluatingTrainer(PlannedTrainer):
                 self._forwards += 1
                 self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
-        loss_sum, items, unlabelled = self.accelerator.reduce(sums, "sum").tolist()
-        in_order: list[Any] | None = None
-        metrics: dict[str, float] = {}
+        in_order: Any = None
         if predicts:
             in_order = gather_rows(predictions, rows, everywhere=description == "Prediction")
-            if not unlabelled:
-                metrics = dict(on_main(lambda: self.task.score(in_order or [], planned.source)))
+        metrics = self._scores(sums, in_order, planned.source, predicts=predicts)
+        named = {f"{metric_key_prefix}_{name}": float(value) for name, value in metrics.items()}
+        return EvalLoopOutput(predictions=in_order, label_ids=None, metrics=named, num_samples=rows)
+
+    def _model_to_evaluate(self, source: Any) -> nn.Module:
+        """The model, in the state and the precision that it is evaluated in."""
+        model = self._prepare_evaluation_model()
+        self._probe_loss(source)
+        if not self.is_in_train and (self.args.fp16_full_eval or self.args.bf16_full_eval):
+            dtype = torch.float16 if self.args.fp16_full_eval else torch.bfloat16
+            model = model.to(dtype=dtype, device=self.args.device)
+        model.eval()
+        # Schedule-free optimizers evaluate at averaged weights.
+        if callable(switch := getattr(self.optimizer, "eval", None)):
+            switch()
+        return model
+
+    def _scores(
+        self, sums: Tensor, in_order: list[Any] | None, source: Any, *, predicts: bool
+    ) -> dict[str, float]:
+        """Scores and mean loss over all ranks; rank 0 alone needs the predictions.
+
+        Args:
+            sums: This rank's, shape (3,): of the items' losses, of items, of batches without labels.
+            in_order: The predictions of all rows, in their order.
+            source: The rows.
+            predicts: Whether there are predictions to score.
+        """
+        loss_sum, items, unlabelled = self.accelerator.reduce(sums, "sum").tolist()
+        metrics: dict[str, float] = {}
+        if predicts and not unlabelled:
+            metrics = dict(on_main(lambda: self.task.score(in_order or [], source)))
         if items:
             metrics["loss"] = loss_sum / items
-        named = {f"{metric_key_prefix}_{name}": float(value) for name, value in metrics.items()}
-        predictions_in_order: Any = in_order
-        return EvalLoopOutput(
-            predictions=predictions_in_order, label_ids=None, metrics=named, num_samples=rows
-        )
+        return metrics
 
     @torch.no_grad()
     def _evaluate_batch(

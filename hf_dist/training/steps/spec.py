@@ -1,10 +1,14 @@
-"""What the Trainer needs to know about a task."""
+"""What a task offers: to the Trainer, and to a run that starts from nothing but settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from datasets import DatasetDict
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from hf_dist.config import DataConfig, ModelConfig
 from hf_dist.tasks.items import Items
 
 
@@ -85,3 +89,35 @@ class PackingTask(Protocol):
     def pack(self, rows: Any, batching: Any, *, seed: int) -> Any | None:
         """The rows to train on in place of `rows`, with `lengths`; None to leave them as they are."""
         ...
+
+
+class RecipeTask(TaskSpec, Protocol):
+    """What a task adds to the Trainer's view of it: where its data, tokenizer and model come from."""
+
+    name: ClassVar[str]
+    auto_class: ClassVar[Any]
+    settings_class: ClassVar[type]
+    seed: int
+
+    def __init__(self, settings: Any, *, pad_to_multiple_of: int) -> None:
+        """Makes the task; `collate` pads rows to a multiple of so many tokens."""
+
+    def load(self, data: DataConfig, model: ModelConfig) -> DatasetDict:
+        """Loads and checks the raw splits."""
+
+    def tokenizer(self, data: DataConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
+        """Loads or trains the tokenizer."""
+
+    def model_config(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> PretrainedConfig:
+        """Makes the model's config; `load` has run."""
+
+    def encode(
+        self, raw: DatasetDict, tokenizer: PreTrainedTokenizerBase, data: DataConfig
+    ) -> tuple[DatasetDict, dict[str, int]]:
+        """Tokenises; returns the data sets and how many rows of each split were truncated."""
+
+    def records(self, predictions: Sequence[Any], dataset: Any) -> Iterable[dict[str, Any]]:
+        """What predictions.jsonl holds: one record an input example, in the order of the input."""
+
+    def usage(self) -> str:
+        """Lines of Python that load the saved model from the folder `FOLDER` and run it on an input."""
