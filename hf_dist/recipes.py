@@ -21,8 +21,9 @@ from hf_dist.tasks.base import Task, refuse_empty
 from hf_dist.tasks.items import ExampleItems, Items, SpanItems, TokenItems
 from hf_dist.training.flags.parsing import make_config
 from hf_dist.training.run.finished import FinishedRun
-from hf_dist.training.run.recipe import Recipe, RecipeTask
+from hf_dist.training.run.recipe import Recipe
 from hf_dist.training.run.runner import assemble, run_recipe
+from hf_dist.training.steps.spec import RecipeTask
 
 __all__ = [
     "ColumnFormat",

@@ -147,7 +147,7 @@ def check_fit(
 def class_head(classes: Sequence[str]) -> dict[str, Any]:
     """Fields of a config for a head with these classes, in the order of their ids.
 
-    Their number follows from them; given too, transformers 5.24 compares it with the classes of before, aloud.
+    Their number follows; given too, transformers 5.24 compares it with the classes of before, aloud.
     """
     return {
         "id2label": dict(enumerate(classes)),
