@@ -1,8 +1,9 @@
 """The norm of a model's gradients on a CPU, right to single precision however large the model is.
 
 In single precision torch 2.13 adds up a CPU tensor's squares nearly one after the other, so that the norm of
-ten million normal numbers is off by more than 1e-5 of its value (a test holds it): more than a split or another
-engine may change, and gradients are clipped by it. DeepSpeed adds in double precision itself, and a GPU adds in a tree.
+ten million normal numbers is off by more than 1e-5 of its value (a test holds it): more than a split or
+another engine may change, and gradients are clipped by it. DeepSpeed adds in double precision itself, and a
+GPU adds in a tree.
 """
 
 from __future__ import annotations
